@@ -1,0 +1,36 @@
+# Every target sets up .venv by itself. Python 3.11 or newer and make are all that is needed.
+PYTHON ?= python3
+BIN := .venv/bin
+JOBS ?= 2
+
+.PHONY: demo test check bench soak clean
+
+.venv/ready: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $@
+
+demo: .venv/ready
+	$(BIN)/holdfast demo
+
+test: .venv/ready
+	$(BIN)/python -m pytest -n $(JOBS) -q
+
+check: .venv/ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+.venv/bench: .venv/ready
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'
+	touch $@
+
+bench: .venv/bench
+	$(BIN)/python -m bench
+
+soak: .venv/ready
+	$(BIN)/python -m pytest -n $(JOBS) -q -m soak --override-ini addopts='--strict-config --strict-markers' tests
+
+clean:
+	rm -rf .venv build dist *.egg-info src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

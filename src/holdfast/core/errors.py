@@ -1,0 +1,219 @@
+"""Every error Holdfast raises, in one tree split by what the caller can do about it.
+
+HoldfastError
+├── InvalidInput                fix what you passed
+│   ├── InvalidId
+│   ├── InvalidRecord
+│   ├── InvalidRef
+│   ├── UnsupportedValue
+│   ├── IllegalTransition
+│   └── InvalidSettings
+├── NotFound                    name something that exists
+│   ├── SessionNotFound · HeadNotFound · PayloadNotFound · InboxItemNotFound · StoreNotFound
+├── Conflict                    someone else moved: read again, then decide
+│   ├── PositionConflict · HeadConflict · SettingsConflict · ImportConflict
+│   ├── LeaseHeld · LeaseLost · SessionBusy
+│   ├── InboxConflict · InboxConsumed
+│   └── SessionDeleted
+├── Refused                     not here, not like this: the message says what would work
+│   ├── ReadOnlySession · StoreNewer · StoreUnsafe · HandleForked · CapabilityDenied
+│   ├── ConfinementMissing · AgentMissing · NotRestorable · RevivalLimit
+├── StoreFailed                 the storage failed
+│   ├── NothingWritten          safe to try again
+│   └── OutcomeUnknown          read again before anything else
+├── Corruption                  stored data does not check out; names the first bad place
+├── KernelError                 the worker that runs model-written code failed
+│   ├── KernelDied · KernelProtocolError · KernelLimit
+└── ModelError                  the model provider failed
+    └── (see holdfast.models.errors)
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class HoldfastError(Exception):
+    """Something went wrong in Holdfast."""
+
+    def __init__(self, message: str | None = None, **details: Any) -> None:
+        super().__init__(message or (type(self).__doc__ or "").strip())
+        self.details: dict[str, Any] = details
+
+    @property
+    def code(self) -> str:
+        """Return the stable name of this error as printed by `--json`."""
+        name = type(self).__name__
+        return "".join("_" + c.lower() if c.isupper() else c for c in name).lstrip("_")
+
+
+class InvalidInput(HoldfastError):
+    """What was passed cannot be used."""
+
+
+class InvalidId(InvalidInput):
+    """An id breaks the id rules."""
+
+
+class InvalidRecord(InvalidInput):
+    """A record holds something that canonical records cannot hold."""
+
+
+class InvalidRef(InvalidInput):
+    """A payload ref is malformed or refers to what this session may not read."""
+
+
+class UnsupportedValue(InvalidInput):
+    """A value has a type that cannot be stored faithfully."""
+
+
+class IllegalTransition(InvalidInput):
+    """An event is not legal in the session's present status."""
+
+
+class InvalidSettings(InvalidInput):
+    """A setting is unknown or has a wrong value."""
+
+
+class NotFound(HoldfastError):
+    """The thing named does not exist."""
+
+
+class SessionNotFound(NotFound):
+    """No session has this id."""
+
+
+class HeadNotFound(NotFound):
+    """The session has no such head."""
+
+
+class PayloadNotFound(NotFound):
+    """No payload has this id."""
+
+
+class InboxItemNotFound(NotFound):
+    """The session's inbox has no such item."""
+
+
+class StoreNotFound(NotFound):
+    """There is no store at this place."""
+
+
+class Conflict(HoldfastError):
+    """Someone else moved first; read again, then decide."""
+
+
+class PositionConflict(Conflict):
+    """The log has moved past the position this append was made for."""
+
+
+class HeadConflict(Conflict):
+    """The current head is not the expected basis."""
+
+
+class SettingsConflict(Conflict):
+    """The session exists with other settings."""
+
+
+class ImportConflict(Conflict):
+    """The imported session differs from the one stored under the same id."""
+
+
+class LeaseHeld(Conflict):
+    """Another driver holds the lease."""
+
+
+class LeaseLost(Conflict):
+    """This driver's lease was taken over; nothing was written."""
+
+
+class SessionBusy(Conflict):
+    """The session has a turn in flight."""
+
+
+class InboxConflict(Conflict):
+    """The inbox already has another item under this key or for this call."""
+
+
+class InboxConsumed(Conflict):
+    """The inbox item was consumed already."""
+
+
+class SessionDeleted(Conflict):
+    """The session was deleted; its id is never reused."""
+
+
+class Refused(HoldfastError):
+    """Not possible here or in this way."""
+
+
+class ReadOnlySession(Refused):
+    """The session can be read here but not driven."""
+
+
+class StoreNewer(Refused):
+    """The store was written by a newer Holdfast."""
+
+
+class StoreUnsafe(Refused):
+    """The place is not safe for this store."""
+
+
+class HandleForked(Refused):
+    """A store handle was used in a forked child process; open a new one there."""
+
+
+class CapabilityDenied(Refused):
+    """The capability profile does not allow this."""
+
+
+class ConfinementMissing(Refused):
+    """The required confinement is not available on this machine."""
+
+
+class AgentMissing(Refused):
+    """This process has no agent registered that can drive the session."""
+
+
+class NotRestorable(Refused):
+    """The namespace checkpoint cannot be restored here."""
+
+
+class RevivalLimit(Refused):
+    """The turn was revived too often without a new outcome."""
+
+
+class StoreFailed(HoldfastError):
+    """The storage failed."""
+
+
+class NothingWritten(StoreFailed):
+    """The write failed and nothing was stored; it is safe to try again."""
+
+
+class OutcomeUnknown(StoreFailed):
+    """The write may or may not be stored; read again before anything else."""
+
+
+class Corruption(HoldfastError):
+    """Stored data does not check out."""
+
+
+class KernelError(HoldfastError):
+    """The worker that runs model-written code failed."""
+
+
+class KernelDied(KernelError):
+    """The worker process ended while a cell was running."""
+
+
+class KernelProtocolError(KernelError):
+    """The worker sent a frame that is not part of the protocol."""
+
+
+class KernelLimit(KernelError):
+    """A cell went over one of its limits."""
+
+
+class ModelError(HoldfastError):
+    """The model provider failed."""
