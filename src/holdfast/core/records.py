@@ -1,0 +1,68 @@
+"""Records: the facts Holdfast itself writes, as RFC 8785 canonical JSON.
+
+Events, heads, edges and manifests are records. They hold null, booleans, integers that every JSON
+reader keeps exactly, text, lists and objects with ASCII keys; never a float, so one record has one
+byte form in every language. Within that domain Python's own encoder, with sorted keys, already
+writes RFC 8785 (a property test compares it with the `rfc8785` package), at fifty times the speed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any
+
+from holdfast.core.errors import Corruption, InvalidRecord
+from holdfast.core.values import MAX_INTEGER
+
+Record = dict[str, Any]
+
+_encode = json.JSONEncoder(
+    ensure_ascii=False, check_circular=False, allow_nan=False, separators=(",", ":"), sort_keys=True
+).encode
+
+
+def canonical(record: Any) -> bytes:
+    """Return the RFC 8785 bytes of a record; raise InvalidRecord naming what does not belong."""
+    _check(record, "record")
+    try:
+        return _encode(record).encode()
+    except UnicodeEncodeError:
+        raise InvalidRecord("the record holds text with a lone surrogate; store it as a value") from None
+
+
+def digest_id(data: bytes) -> str:
+    """Return the content id of bytes: the algorithm's name and the hexadecimal digest."""
+    return "sha256:" + hashlib.sha256(data).hexdigest()
+
+
+def record_id(record: Any) -> str:
+    """Return the content id of a record."""
+    return digest_id(canonical(record))
+
+
+def parse(data: bytes | str) -> Any:
+    """Return a record read from JSON; raise Corruption where it is not JSON."""
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise Corruption(f"a stored record is not JSON: {error}") from error
+
+
+def _check(item: Any, path: str) -> None:
+    kind = type(item)
+    if kind is str or kind is bool or item is None:
+        return
+    if kind is int:
+        if not -MAX_INTEGER <= item <= MAX_INTEGER:
+            raise InvalidRecord(f"{path} is an integer beyond 2**53-1; write it as text")
+    elif kind is dict:
+        for key, value in item.items():
+            if type(key) is not str or not key.isascii():
+                raise InvalidRecord(f"{path} has the key {key!r}; keys are ASCII text")
+            _check(value, f"{path}.{key}")
+    elif kind is list:
+        for index, value in enumerate(item):
+            _check(value, f"{path}[{index}]")
+    else:
+        raise InvalidRecord(f"{path} is a {kind.__name__}; store it as a value")

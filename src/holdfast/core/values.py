@@ -1,0 +1,222 @@
+"""Values: what users and models hand us, stored faithfully and deterministically.
+
+A value becomes bytes in one of three encodings: `text` (a string as UTF-8), `bytes` (as they are)
+and `json` (everything else). JSON keeps dict order and tells `1` from `1.0`; what JSON cannot say
+is a one-key object whose key starts with `$`. A user's dict that could be mistaken for such a tag
+is itself written as a tag, so no user data can forge one. Equal values of equal type and order
+give equal bytes, hence equal content ids.
+
+Only the standard library is used, because confined workers load this file on its own.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Callable
+from datetime import date, datetime, time, timedelta, timezone
+from decimal import Decimal
+from math import isfinite
+from typing import Any
+from uuid import UUID
+from zoneinfo import ZoneInfo
+
+from holdfast.core.errors import Corruption, UnsupportedValue
+
+MAX_INTEGER = 2**53 - 1
+"""Larger integers are written as hexadecimal text, which every JSON reader keeps exactly."""
+
+_ATOMS = frozenset({str, bool, type(None), float})
+
+
+def encode(value: Any) -> tuple[str, bytes]:
+    """Return (encoding, bytes) of a value; raise UnsupportedValue naming what cannot be kept."""
+    kind = type(value)
+    if kind is bytes:
+        return "bytes", value
+    if kind is str:
+        try:
+            return "text", value.encode()
+        except UnicodeEncodeError:
+            pass
+    return "json", encode_json(value)
+
+
+def encode_json(value: Any) -> bytes:
+    """Return the `json` encoding of any supported value."""
+    try:
+        try:
+            return _dump(_plain(value, "value", exact=False))
+        except (ValueError, UnicodeEncodeError):
+            # A NaN, an infinity or a lone surrogate: rare enough to look at every leaf again.
+            return _dump(_plain(value, "value", exact=True))
+    except RecursionError:
+        raise UnsupportedValue(
+            "the value refers to itself or is nested too deeply to be stored; store its parts"
+        ) from None
+
+
+def decode(encoding: str, data: bytes) -> Any:
+    """Return the value that `encode` wrote; never imports or evaluates anything."""
+    try:
+        if encoding == "text":
+            return data.decode()
+        if encoding == "bytes":
+            return bytes(data)
+        if encoding == "json":
+            return json.loads(data, object_hook=_untag if b'"$' in data else None)
+        if encoding == "manifest":
+            return json.loads(data)
+    except (ValueError, TypeError, KeyError, IndexError, ArithmeticError, RecursionError) as error:
+        raise Corruption(f"a stored {encoding!r} value does not decode: {error}") from error
+    raise Corruption(f"unknown value encoding {encoding!r}")
+
+
+def _dump(plain: Any) -> bytes:
+    text = json.dumps(plain, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return text.encode()
+
+
+def _plain(value: Any, path: str, exact: bool) -> Any:
+    """Return a JSON-ready form; leaves that need no tag are passed through untouched."""
+    kind = type(value)
+    if kind in _ATOMS:
+        return _tag_atom(value) if exact else value
+    if kind is int:
+        return value if -MAX_INTEGER <= value <= MAX_INTEGER else {"$int": hex(value)}
+    if kind is list:
+        return _plain_items(value, path, exact)
+    if kind is dict:
+        return _plain_dict(value, path, exact)
+    writer = _WRITERS.get(kind)
+    if writer is None:
+        raise UnsupportedValue(
+            f"{path} is a {kind.__module__}.{kind.__qualname__}, which cannot be stored "
+            "faithfully; convert it to plain data first",
+            path=path,
+        )
+    return writer(value, path, exact)
+
+
+def _plain_items(items: list[Any] | tuple[Any, ...], path: str, exact: bool) -> list[Any]:
+    if not exact and _ATOMS.issuperset(map(type, items)):
+        return list(items)
+    return [_plain(item, f"{path}[{index}]", exact) for index, item in enumerate(items)]
+
+
+def _plain_dict(value: dict[Any, Any], path: str, exact: bool) -> Any:
+    if all(type(key) is str and not key.startswith("$") for key in value):
+        if not exact:
+            if _ATOMS.issuperset(map(type, value.values())):
+                return value
+            return {key: _plain(item, f"{path}[{key!r}]", exact) for key, item in value.items()}
+        if not any(_has_surrogate(key) for key in value):
+            return {key: _plain(item, f"{path}[{key!r}]", exact) for key, item in value.items()}
+    return {
+        "$dict": [
+            [_plain(key, f"a key of {path}", exact), _plain(item, f"{path}[{key!r}]", exact)]
+            for key, item in value.items()
+        ]
+    }
+
+
+def _has_surrogate(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return True
+    return False
+
+
+def _tag_atom(value: Any) -> Any:
+    if type(value) is float and not isfinite(value):
+        return {"$float": str(value)}
+    if type(value) is str and _has_surrogate(value):
+        return {"$str": _base64(value.encode("utf-8", "surrogatepass"))}
+    return value
+
+
+def _base64(data: bytes | bytearray) -> str:
+    return base64.b64encode(data).decode()
+
+
+def _ordered(items: set[Any] | frozenset[Any], path: str, exact: bool) -> list[Any]:
+    # Sets have no order of their own: theirs is that of their members' encoded bytes.
+    plain = [_plain(item, f"a member of {path}", exact) for item in items]
+    return sorted(plain, key=_dump)
+
+
+def _zone(zone: Any, path: str) -> Any:
+    if zone is None:
+        return None
+    if type(zone) is timezone:
+        offset = zone.utcoffset(None)
+        name = zone.tzname(None)
+        microseconds = offset // timedelta(microseconds=1)
+        return ["offset", microseconds, None if name == timezone(offset).tzname(None) else name]
+    if type(zone) is ZoneInfo and zone.key:
+        return ["zone", zone.key]
+    raise UnsupportedValue(f"{path} has a time zone of type {type(zone)!r}; use ZoneInfo or UTC")
+
+
+def _unzone(zone: Any) -> timezone | ZoneInfo | None:
+    if zone is None:
+        return None
+    if zone[0] == "zone":
+        return ZoneInfo(zone[1])
+    offset = timedelta(microseconds=zone[1])
+    return timezone(offset) if zone[2] is None else timezone(offset, zone[2])
+
+
+_WRITERS: dict[type, Callable[[Any, str, bool], Any]] = {
+    tuple: lambda v, path, exact: {"$tuple": _plain_items(v, path, exact)},
+    set: lambda v, path, exact: {"$set": _ordered(v, path, exact)},
+    frozenset: lambda v, path, exact: {"$frozenset": _ordered(v, path, exact)},
+    bytes: lambda v, path, exact: {"$bytes": _base64(v)},
+    bytearray: lambda v, path, exact: {"$bytearray": _base64(v)},
+    complex: lambda v, path, exact: {
+        "$complex": [_plain(v.real, path, True), _plain(v.imag, path, True)]
+    },
+    range: lambda v, path, exact: {
+        "$range": [_plain(part, path, exact) for part in (v.start, v.stop, v.step)]
+    },
+    Decimal: lambda v, path, exact: {"$decimal": str(v)},
+    UUID: lambda v, path, exact: {"$uuid": str(v)},
+    date: lambda v, path, exact: {"$date": v.isoformat()},
+    time: lambda v, path, exact: {
+        "$time": [v.replace(tzinfo=None).isoformat(), v.fold, _zone(v.tzinfo, path)]
+    },
+    datetime: lambda v, path, exact: {
+        "$datetime": [v.replace(tzinfo=None).isoformat(), v.fold, _zone(v.tzinfo, path)]
+    },
+    timedelta: lambda v, path, exact: {"$timedelta": [v.days, v.seconds, v.microseconds]},
+}
+
+_READERS: dict[str, Callable[[Any], Any]] = {
+    "$int": lambda v: int(v, 16),
+    "$float": float,
+    "$str": lambda v: base64.b64decode(v, validate=True).decode("utf-8", "surrogatepass"),
+    "$tuple": tuple,
+    "$set": set,
+    "$frozenset": frozenset,
+    "$bytes": lambda v: base64.b64decode(v, validate=True),
+    "$bytearray": lambda v: bytearray(base64.b64decode(v, validate=True)),
+    "$complex": lambda v: complex(*v),
+    "$range": lambda v: range(*v),
+    "$decimal": Decimal,
+    "$uuid": UUID,
+    "$date": date.fromisoformat,
+    "$time": lambda v: time.fromisoformat(v[0]).replace(fold=v[1], tzinfo=_unzone(v[2])),
+    "$datetime": lambda v: datetime.fromisoformat(v[0]).replace(fold=v[1], tzinfo=_unzone(v[2])),
+    "$timedelta": lambda v: timedelta(days=v[0], seconds=v[1], microseconds=v[2]),
+    "$dict": dict,
+}
+
+
+def _untag(pairs: dict[str, Any]) -> Any:
+    if len(pairs) != 1:
+        return pairs
+    ((key, content),) = pairs.items()
+    if not key.startswith("$"):
+        return pairs
+    return _READERS[key](content)
