@@ -28,7 +28,9 @@ def canonical(record: Any) -> bytes:
     try:
         return _encode(record).encode()
     except UnicodeEncodeError:
-        raise InvalidRecord("the record holds text with a lone surrogate; store it as a value") from None
+        raise InvalidRecord(
+            "the record holds text with a lone surrogate; store it as a value"
+        ) from None
 
 
 def digest_id(data: bytes) -> str:

@@ -1,0 +1,230 @@
+"""Events: stamped facts in a session's log, and the running digest that chains them.
+
+An event is stored as a record. Its digest is sha256 of the previous digest and of the record's
+canonical form in which every value stands as its content id; the chain begins with the session id,
+so a log cannot be passed off as another session's. Old versions are upcast when read, after the
+check; a type or version this release does not know is kept and shown raw.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import MISSING, dataclass, fields
+from datetime import UTC, datetime
+from types import UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+import msgspec
+
+from holdfast.core import facts, run_facts
+from holdfast.core.errors import Corruption, InvalidRecord
+from holdfast.core.facts import Fact
+from holdfast.core.payloads import Slot, digest_form, from_record, to_record
+from holdfast.core.records import Record, canonical, parse
+
+CHAIN_SEED = b"holdfast.log.1\n"
+
+_AT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z", re.ASCII)
+
+FACTS: dict[str, type[Fact]] = {
+    cls.TYPE: cls
+    for module in (facts, run_facts)
+    for cls in vars(module).values()
+    if isinstance(cls, type) and issubclass(cls, Fact) and cls is not Fact
+}
+
+UPCASTS: dict[tuple[str, int], Callable[[Record], Record]] = {}
+"""(type, version) → a function from that version's data to the next version's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One durable fact at its place in the log."""
+
+    session: str
+    seq: int
+    type: str
+    version: int
+    at: str
+    data: Record
+    digest: str
+
+    @property
+    def known(self) -> bool:
+        """Tell whether this release can read the event's meaning."""
+        cls = FACTS.get(self.type)
+        return cls is not None and self.version <= cls.VERSION
+
+    def fact(self) -> Fact:
+        """Return the typed fact, upcast to the present version."""
+        data, version = self.data, self.version
+        cls = FACTS.get(self.type)
+        if cls is None or version > cls.VERSION:
+            raise InvalidRecord(
+                f"event {self.seq} of {self.session!r} has the type {self.type!r} version "
+                f"{version}, which this release does not know; upgrade to read it"
+            )
+        while version < cls.VERSION:
+            data = UPCASTS[self.type, version](data)
+            version += 1
+        try:
+            return fact_from_data(cls, data)
+        except InvalidRecord as error:
+            raise Corruption(f"event {self.seq} of {self.session!r}: {error}") from error
+
+
+def now() -> str:
+    """Return the present time as records write it."""
+    return datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+
+def chain_start(session: str) -> str:
+    """Return the digest before a session's first event."""
+    return hashlib.sha256(CHAIN_SEED + session.encode()).hexdigest()
+
+
+def event_digest(previous: str, seq: int, kind: str, version: int, at: str, data: Record) -> str:
+    """Return the running digest after an event."""
+    body = {"at": at, "data": digest_form(data), "seq": seq, "type": kind, "v": version}
+    return _chain(previous, body)
+
+
+def _chain(previous: str, body: Record) -> str:
+    return hashlib.sha256(bytes.fromhex(previous) + canonical(body)).hexdigest()
+
+
+def check_digest(previous: str, event: Event) -> None:
+    """Raise Corruption where an event's digest does not follow from its content."""
+    if not _AT.fullmatch(event.at) or event.digest != event_digest(
+        previous, event.seq, event.type, event.version, event.at, event.data
+    ):
+        raise Corruption(
+            f"event {event.seq} of session {event.session!r} does not match its digest",
+            session=event.session,
+            seq=event.seq,
+        )
+
+
+def data_of(fact: Fact, slot_form: Callable[[Slot], Record] = to_record) -> Record:
+    """Return the stored data of a fact: slots as records, defaults left out."""
+    out: Record = {}
+    for name, shape, default in _plan(type(fact)):
+        value = getattr(fact, name)
+        if value is None or (default is not MISSING and value == default):
+            continue
+        if shape == "slot":
+            out[name] = slot_form(value)
+        elif shape == "slots":
+            out[name] = {key: slot_form(item) for key, item in value.items()}
+        else:
+            out[name] = value
+    return out
+
+
+def slots_of(fact: Fact) -> Iterator[Slot]:
+    """Yield the slots of a fact with the bytes they carry."""
+    for name, shape, _ in _plan(type(fact)):
+        value = getattr(fact, name)
+        if value is not None:
+            if shape == "slot":
+                yield value
+            elif shape == "slots":
+                yield from value.values()
+
+
+def stamp(previous: str, session: str, seq: int, at: str, fact: Fact) -> Event:
+    """Return the event that a fact becomes at its place in the log."""
+    body = {"at": at, "data": data_of(fact, Slot.ref), "seq": seq, "type": fact.TYPE}
+    digest = _chain(previous, body | {"v": fact.VERSION})
+    return Event(session, seq, fact.TYPE, fact.VERSION, at, data_of(fact), digest)
+
+
+def fact_from_data(cls: type[Fact], data: Record) -> Fact:
+    """Return the fact that stored data describes; raise InvalidRecord where it does not fit."""
+    arguments: dict[str, Any] = {}
+    plan = _plan(cls)
+    for name, shape, default in plan:
+        if name not in data:
+            if default is MISSING:
+                raise InvalidRecord(f"{cls.TYPE} lacks the field {name!r}")
+            continue
+        value = data[name]
+        if shape == "slot":
+            arguments[name] = from_record(value)
+        elif shape == "slots":
+            arguments[name] = {key: from_record(item) for key, item in value.items()}
+        else:
+            try:
+                arguments[name] = msgspec.convert(value, shape)
+            except msgspec.ValidationError as error:
+                raise InvalidRecord(f"{cls.TYPE}.{name}: {error}") from error
+    if len(arguments) != len(data):
+        known = {name for name, _, _ in plan}
+        raise InvalidRecord(f"{cls.TYPE} has unknown fields {sorted(set(data) - known)!r}")
+    return cls(**arguments)
+
+
+def event_to_line(event: Event) -> bytes:
+    """Return an event as one line of canonical JSON, as files and exports hold it."""
+    return canonical(
+        {
+            "at": event.at,
+            "data": event.data,
+            "digest": event.digest,
+            "seq": event.seq,
+            "type": event.type,
+            "v": event.version,
+        }
+    )
+
+
+def event_from_record(session: str, record: Any) -> Event:
+    """Return the event that one stored line describes."""
+    try:
+        return Event(
+            session,
+            msgspec.convert(record["seq"], int),
+            msgspec.convert(record["type"], str),
+            msgspec.convert(record["v"], int),
+            msgspec.convert(record["at"], str),
+            msgspec.convert(record["data"], dict[str, Any]),
+            msgspec.convert(record["digest"], str),
+        )
+    except (KeyError, TypeError, msgspec.ValidationError) as error:
+        raise Corruption(f"a line of session {session!r} is no event: {error!r}") from error
+
+
+def event_from_line(session: str, line: bytes) -> Event:
+    """Return the event that one stored line holds."""
+    return event_from_record(session, parse(line))
+
+
+_PLANS: dict[type[Fact], tuple[tuple[str, Any, Any], ...]] = {}
+
+
+def _plan(cls: type[Fact]) -> tuple[tuple[str, Any, Any], ...]:
+    """Return (name, shape, default) of each field; a shape is slot, slots or a plain type."""
+    plan = _PLANS.get(cls)
+    if plan is None:
+        hints = get_type_hints(cls)
+        plan = tuple(
+            (
+                item.name,
+                _shape(hints[item.name]),
+                item.default_factory() if item.default_factory is not MISSING else item.default,
+            )
+            for item in fields(cls)
+        )
+        _PLANS[cls] = plan
+    return plan
+
+
+def _shape(hint: Any) -> Any:
+    options = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    if Slot in options:
+        return "slot"
+    if any(get_origin(option) is dict and Slot in get_args(option) for option in options):
+        return "slots"
+    return hint

@@ -1,0 +1,104 @@
+"""Heads and lineage edges: content-addressed records that the log publishes about itself.
+
+A head is an immutable continuation boundary. Its id covers the running digest at that boundary,
+so one head id proves every event before it. The current head is the only mutable restore pointer
+for fork, attach and proof. An edge relates two sessions' heads.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from holdfast.core.errors import InvalidInput
+from holdfast.core.events import data_of
+from holdfast.core.facts import HeadPublished, LineageAdded
+from holdfast.core.payloads import Slot, digest_form
+from holdfast.core.records import record_id
+
+_Named = TypeVar("_Named", HeadPublished, LineageAdded)
+
+HEAD_VERSION = 1
+EDGE_VERSION = 1
+HEAD_KINDS = frozenset({"turn_final", "compaction"})
+EDGE_TYPES = frozenset({"invocation", "derivation"})
+
+ANY_BASIS = "any"
+"""As `expected_basis`: take whatever head is current."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadDraft:
+    """A head that an append is to publish; the log fills in basis, range, digest and id."""
+
+    kind: str
+    turn: int | None = None
+    vars: Slot | None = None
+    final: Slot | None = None
+    compact_from: int | None = None
+    expected_basis: str | None = ANY_BASIS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EdgeDraft:
+    """An edge that an append is to record; a missing `to_head` is the head of the same append."""
+
+    type: str
+    from_session: str
+    to_session: str
+    from_head: str | None = None
+    to_head: str | None = None
+    call_id: str | None = None
+
+
+def publish(
+    draft: HeadDraft, session: str, basis: str | None, start: int, end: int, digest: str
+) -> HeadPublished:
+    """Return the head that covers events start to end."""
+    if draft.kind not in HEAD_KINDS:
+        raise InvalidInput(f"unknown head kind {draft.kind!r}; use one of {sorted(HEAD_KINDS)}")
+    head = HeadPublished(
+        id="",
+        version=HEAD_VERSION,
+        session=session,
+        basis=basis,
+        range=[start, end],
+        digest=digest,
+        kind=draft.kind,
+        turn=draft.turn,
+        vars=draft.vars,
+        final=draft.final,
+        compact_from=draft.compact_from,
+    )
+    return _named(head)
+
+
+def relate(draft: EdgeDraft, new_head: str | None) -> LineageAdded:
+    """Return the edge of a draft; there is no edge without a child head."""
+    if draft.type not in EDGE_TYPES:
+        raise InvalidInput(f"unknown edge type {draft.type!r}; use one of {sorted(EDGE_TYPES)}")
+    to_head = draft.to_head or new_head
+    if to_head is None:
+        raise InvalidInput("an edge needs the head it leads to; publish a head in the same append")
+    edge = LineageAdded(
+        id="",
+        version=EDGE_VERSION,
+        type=draft.type,
+        from_session=draft.from_session,
+        to_session=draft.to_session,
+        from_head=draft.from_head,
+        to_head=to_head,
+        call_id=draft.call_id,
+    )
+    return _named(edge)
+
+
+def content_id(fact: HeadPublished | LineageAdded) -> str:
+    """Return the id that a head's or an edge's content has, which is the id it must carry."""
+    body = digest_form(data_of(fact))
+    body.pop("id", None)
+    return record_id(body)
+
+
+def _named(fact: _Named) -> _Named:
+    return replace(fact, id=content_id(fact))

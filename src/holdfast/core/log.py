@@ -1,0 +1,134 @@
+"""The log's one write path, as far as it is pure: from facts to a checked, stamped, folded batch.
+
+Every store calls `extend` inside its transaction with the state it holds for the present tip, then
+makes the batch durable as a whole. What is legal, what numbers entities get, how heads and edges
+are computed and which payloads must exist is decided here, once, for all stores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from holdfast.core import facts, heads
+from holdfast.core.errors import HeadConflict, InvalidInput, InvalidRef, ReadOnlySession
+from holdfast.core.events import Event, slots_of, stamp
+from holdfast.core.facts import Fact, HeadPublished
+from holdfast.core.heads import EdgeDraft, HeadDraft
+from holdfast.core.ids import check_key
+from holdfast.core.payloads import Slot, check_bytes, manifest_slots
+from holdfast.core.state import State, apply
+from holdfast.core.status import check_legal
+
+_NUMBERED: dict[type[Fact], str] = {
+    facts.MessageAppended: "message",
+    facts.SessionCompacted: "message",
+    facts.TurnStarted: "turn",
+    facts.StepStarted: "step",
+    facts.EvalAdded: "eval",
+    facts.LeafCalled: "leaf",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What one append makes durable, as a whole or not at all."""
+
+    events: tuple[Event, ...]
+    state: State
+    head: HeadPublished | None
+    payloads: dict[str, Slot]
+    """Payloads whose bytes came with the append, by id; inline values are not among them."""
+    refs: frozenset[str]
+    """Ids of all payloads that the events refer to, manifests followed as far as bytes are here."""
+
+
+def extend(
+    state: State,
+    new: Sequence[Fact],
+    *,
+    at: str,
+    head: HeadDraft | None = None,
+    edges: Sequence[EdgeDraft] = (),
+    payloads: Iterable[Slot] = (),
+) -> Batch:
+    """Return the batch that an append of these facts is; raise before anything is written."""
+    if state.read_only is not None:
+        raise ReadOnlySession(
+            f"session {state.session!r} is read-only here: {state.read_only}; upgrade to drive it"
+        )
+    if not new and head is None and not edges:
+        raise InvalidInput("an append needs at least one event")
+    events: list[Event] = []
+    slots: list[Slot] = list(payloads)
+
+    def add(fact: Fact) -> None:
+        nonlocal state
+        _check(state, fact)
+        event = stamp(state.digest, state.session, state.seq + 1, at, fact)
+        slots.extend(slots_of(fact))
+        events.append(event)
+        state = apply(state, event, fact)
+
+    for fact in new:
+        add(fact)
+    published = _publish(state, head)
+    if published is not None:
+        add(published)
+    for edge in edges:
+        add(heads.relate(edge, published.id if published else None))
+    given, refs = _payloads(slots)
+    return Batch(tuple(events), state, published, given, refs)
+
+
+def _publish(state: State, draft: HeadDraft | None) -> HeadPublished | None:
+    if draft is None:
+        return None
+    if draft.expected_basis not in (heads.ANY_BASIS, state.head):
+        raise HeadConflict(
+            f"the current head of {state.session!r} is {state.head!r}, not the expected "
+            f"{draft.expected_basis!r}; read it again and decide what to build on",
+            current=state.head,
+        )
+    return heads.publish(
+        draft, state.session, state.head, state.head_end + 1, state.seq, state.digest
+    )
+
+
+def _check(state: State, fact: Fact) -> None:
+    check_legal(state.status, fact.TYPE)
+    counter = _NUMBERED.get(type(fact))
+    if counter is not None:
+        number = getattr(fact, counter)
+        if number != state.next(counter):
+            raise InvalidInput(
+                f"{fact.TYPE} has {counter} {number}, but the next {counter} of session "
+                f"{state.session!r} is {state.next(counter)}"
+            )
+    call_id = getattr(fact, "call_id", None)
+    if call_id is None or isinstance(fact, facts.LineageAdded | facts.InputAdmitted):
+        return
+    check_key(call_id, "call id")
+    if isinstance(fact, facts.CallRequested):
+        if call_id in state.calls:
+            raise InvalidInput(f"call {call_id!r} is open already; a call id is used once")
+    elif call_id not in state.calls:
+        raise InvalidInput(f"call {call_id!r} is not open: it has its one outcome or never began")
+
+
+def _payloads(slots: Iterable[Slot]) -> tuple[dict[str, Slot], frozenset[str]]:
+    given: dict[str, Slot] = {}
+    refs: set[str] = set()
+    queue = list(slots)
+    while queue:
+        item = queue.pop()
+        if item.erased is not None:
+            raise InvalidRef(f"payload {item.id!r} was erased and cannot be referred to again")
+        if item.inline or item.id in given:
+            continue
+        refs.add(item.id)
+        if item.data is not None:
+            check_bytes(item, item.data)
+            given[item.id] = item
+            queue.extend(manifest_slots(item, item.data))
+    return given, frozenset(refs)

@@ -1,0 +1,177 @@
+"""Payloads: values stored by content, and the slots through which records refer to them.
+
+A record never holds a user's value directly but a slot: inline as `{"$v": …}` up to 512 bytes,
+beyond that a ref. Both have the same content id, and only that id enters the running digest, so a
+value can be erased later without breaking any proof. Inside `$v` stands text (base64 for bytes),
+never structure, so nothing a user stores can be taken for a ref.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from holdfast.core import values
+from holdfast.core.errors import Corruption, InvalidRef
+from holdfast.core.ids import check_content_id
+from holdfast.core.records import Record, canonical, digest_id, parse
+
+INLINE_BYTES = 512
+ENCODINGS = frozenset({"text", "json", "bytes", "manifest"})
+KINDS = frozenset(
+    {"message", "eval_result", "final", "vars", "code", "request", "reply", "input"}
+    | {"settings", "arguments", "answer", "output", "error", "artifact", "chunk", "transcript"}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Erased:
+    """What is left of a value that was erased on purpose: when, and by which rule."""
+
+    at: str
+    rule: str
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """One value as a record refers to it.
+
+    `data` holds the bytes while they are at hand: always for inline values, and for larger ones
+    between their making and the append that stores them. It takes no part in equality.
+    """
+
+    id: str
+    encoding: str
+    kind: str
+    size: int
+    data: bytes | None = field(default=None, compare=False, repr=False)
+    erased: Erased | None = field(default=None, compare=False)
+
+    @property
+    def inline(self) -> bool:
+        """Tell whether the value stands in the record itself."""
+        return self.size <= INLINE_BYTES and self.encoding != "manifest"
+
+    def bare(self) -> Slot:
+        """Return the slot without its bytes."""
+        return self if self.data is None else replace(self, data=None)
+
+    def ref(self) -> Record:
+        """Return the form that enters digests: the content id and what it takes to read it."""
+        return {"$ref": self.id, "encoding": self.encoding, "kind": self.kind, "size": self.size}
+
+    def value(self) -> Any:
+        """Return the decoded value of a slot whose bytes are at hand."""
+        if self.data is None:
+            raise InvalidRef(f"the bytes of {self.id!r} are not at hand; read them from the store")
+        return values.decode(self.encoding, self.data)
+
+
+def slot(value: Any, kind: str) -> Slot:
+    """Return the slot of a value, with its bytes."""
+    encoding, data = values.encode(value)
+    return slot_of_bytes(encoding, data, kind)
+
+
+def manifest(record: Record, kind: str) -> Slot:
+    """Return the slot of a manifest: a record that refers to payloads in turn."""
+    return slot_of_bytes("manifest", canonical(record), kind)
+
+
+def slot_of_bytes(encoding: str, data: bytes, kind: str) -> Slot:
+    """Return the slot of bytes that are encoded already."""
+    if kind not in KINDS:
+        raise InvalidRef(f"unknown payload kind {kind!r}; known are {', '.join(sorted(KINDS))}")
+    return Slot(digest_id(data), encoding, kind, len(data), data)
+
+
+def to_record(item: Slot) -> Record:
+    """Return the stored form of a slot."""
+    if item.erased is not None:
+        return item.ref() | {"$erased": {"at": item.erased.at, "rule": item.erased.rule}}
+    if not item.inline:
+        return item.ref()
+    if item.data is None:
+        raise InvalidRef(f"the inline value {item.id!r} has no bytes; read it before you store it")
+    if item.encoding == "bytes":
+        text = base64.b64encode(item.data).decode()
+    else:
+        text = item.data.decode()
+    return {"$v": text, "encoding": item.encoding, "kind": item.kind}
+
+
+def from_record(record: Any) -> Slot:
+    """Return the slot that a stored record describes; raise InvalidRef where it describes none."""
+    if not isinstance(record, dict):
+        raise InvalidRef(f"expected a value or a ref, got {type(record).__name__}")
+    encoding, kind = record.get("encoding"), record.get("kind")
+    if encoding not in ENCODINGS or kind not in KINDS:
+        raise InvalidRef(f"a ref has encoding {encoding!r} and kind {kind!r}, which are not known")
+    if "$v" in record:
+        return _inline(record["$v"], encoding, kind)
+    size = record.get("size")
+    if type(size) is not int or size < 0:
+        raise InvalidRef(f"a ref has the size {size!r}")
+    mark = record.get("$erased")
+    erased = None if mark is None else Erased(str(mark["at"]), str(mark["rule"]))
+    return Slot(check_content_id(record.get("$ref")), encoding, kind, size, None, erased)
+
+
+def _inline(text: Any, encoding: str, kind: str) -> Slot:
+    if not isinstance(text, str):
+        raise InvalidRef("an inline value is not text")
+    try:
+        data = base64.b64decode(text, validate=True) if encoding == "bytes" else text.encode()
+    except (binascii.Error, UnicodeEncodeError) as error:
+        raise InvalidRef(f"an inline value does not decode: {error}") from error
+    return Slot(digest_id(data), encoding, kind, len(data), data)
+
+
+def is_slot(item: Any) -> bool:
+    """Tell whether a part of a record is a slot."""
+    return isinstance(item, dict) and ("$ref" in item or "$v" in item)
+
+
+def walk(item: Any) -> Iterator[Slot]:
+    """Yield every slot of a record, in order: the one walker of append, gc, verify and export."""
+    if isinstance(item, dict):
+        if is_slot(item):
+            yield from_record(item)
+        else:
+            for key in sorted(item):
+                yield from walk(item[key])
+    elif isinstance(item, list):
+        for part in item:
+            yield from walk(part)
+
+
+def digest_form(item: Any) -> Any:
+    """Return a record with every value replaced by its ref: the form that digests cover."""
+    if isinstance(item, dict):
+        if is_slot(item):
+            return from_record(item).ref()
+        return {key: digest_form(value) for key, value in item.items()}
+    if isinstance(item, list):
+        return [digest_form(part) for part in item]
+    return item
+
+
+def manifest_slots(item: Slot, data: bytes) -> tuple[Slot, ...]:
+    """Return the slots that a manifest payload refers to; none for any other payload."""
+    if item.encoding != "manifest":
+        return ()
+    return tuple(walk(parse(data)))
+
+
+def check_bytes(item: Slot, data: bytes) -> bytes:
+    """Return the bytes of a payload once their digest is proven; raise Corruption otherwise."""
+    if len(data) != item.size or digest_id(data) != item.id:
+        raise Corruption(
+            f"payload {item.id!r} does not match its id: run `holdfast verify` and restore it "
+            "from an export",
+            payload=item.id,
+        )
+    return data

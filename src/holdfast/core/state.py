@@ -1,0 +1,364 @@
+"""State: the small pure fold of a session's log that is needed to go on.
+
+`apply` takes a state and one event and gives the next state: no I/O, no clock, no model, no code.
+Everything a driver must know after a kill is here and stays small: what grows with history is read
+from the log in pages. Slots are kept without their bytes, so an erased value has no copy here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from decimal import Decimal
+from typing import Any
+
+from holdfast.core import facts, status
+from holdfast.core.events import Event, chain_start
+from holdfast.core.payloads import Slot
+
+FOLD_VERSION = 1
+"""Raised when the fold changes meaning: snapshots of another version are not used."""
+
+COUNTERS = ("message", "turn", "step", "eval", "leaf", "call", "head", "edge", "artifact")
+
+
+@dataclass(frozen=True, slots=True)
+class OpenTurn:
+    """The turn in flight, and how far it got.
+
+    Phases: `opened`, `asking` (step started, no reply), `replied` (reply stored, work left),
+    `observed` (observation stored, next step due).
+    """
+
+    turn: int
+    started_seq: int
+    started_at: str
+    phase: str = "opened"
+    step: int = 0
+    steps: int = 0
+    step_seq: int = 0
+    evals: int = 0  # cells of the present step that are stored
+
+
+@dataclass(frozen=True, slots=True)
+class PendingCall:
+    """A call that has no outcome yet."""
+
+    call_id: str
+    name: str
+    executor: str
+    effect: str
+    seq: int
+    stage: str = "requested"  # requested, approved, suspended
+    turn: int | None = None
+    eval: int | None = None
+    deadline: str | None = None
+    child: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Spend:
+    """What the session has used; `unknown` counts the calls whose cost nobody knows."""
+
+    usd: str = "0"
+    tokens: int = 0
+    unknown_usd: int = 0
+    unknown_tokens: int = 0
+
+    def plus(self, usd: str | None, usage: facts.Usage | None) -> Spend:
+        """Return the spend with one more model call."""
+        parts = [] if usage is None else [usage.get("input_tokens"), usage.get("output_tokens")]
+        known = [part for part in parts if part is not None]
+        complete = len(known) == 2
+        return Spend(
+            usd=self.usd if usd is None else str(Decimal(self.usd) + Decimal(usd)),
+            tokens=self.tokens + sum(known),
+            unknown_usd=self.unknown_usd + (usd is None),
+            unknown_tokens=self.unknown_tokens + (not complete),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """What it takes to go on with a session, at one position of its log."""
+
+    session: str
+    digest: str
+    seq: int = 0
+    status: str = status.NEW
+    tenant: str = "default"
+    kind: str = "root"
+    agent: str = "default"
+    agent_version: str = "1"
+    started_at: str = ""
+    updated_at: str = ""
+    cache_id: str | None = None
+    labels: dict[str, str] = field(default_factory=dict)
+    parent: dict[str, str] | None = None
+    origin: dict[str, str] | None = None
+    counters: dict[str, int] = field(default_factory=dict)
+    turn: OpenTurn | None = None
+    last_turn: str | None = None
+    calls: dict[str, PendingCall] = field(default_factory=dict)
+    head: str | None = None
+    head_end: int = 0
+    vars: Slot | None = None
+    compact_from: int | None = None
+    spend: Spend = Spend()
+    reserved: dict[str, str] = field(default_factory=dict)
+    revivals: int = 0
+    derived: bool = False  # the derivation edge of a fork is recorded
+    read_only: str | None = None
+
+    def next(self, counter: str) -> int:
+        """Return the number that the next entity of a kind gets."""
+        return self.counters.get(counter, 0) + 1
+
+
+def empty(session: str) -> State:
+    """Return the state before a session's first event."""
+    return State(session=session, digest=chain_start(session))
+
+
+def fold(state: State, events: Iterable[Event]) -> State:
+    """Return the state after events."""
+    for event in events:
+        state = apply(state, event)
+    return state
+
+
+def apply(state: State, event: Event, fact: facts.Fact | None = None) -> State:
+    """Return the state after one event; `fact` spares decoding where it is at hand."""
+    changes: dict[str, Any] = {}
+    if event.known:
+        handler = _HANDLERS.get(event.type)
+        if handler is not None:
+            changes = handler(state, fact or event.fact(), event)
+    else:
+        changes = {"read_only": f"event {event.seq} is a {event.type!r} version {event.version}"}
+    return replace(state, seq=event.seq, digest=event.digest, updated_at=event.at, **changes)
+
+
+def _count(state: State, counter: str, number: int) -> dict[str, int]:
+    return {**state.counters, counter: max(number, state.counters.get(counter, 0))}
+
+
+def _status(state: State, turn: OpenTurn | None, calls: dict[str, PendingCall]) -> str:
+    """Return the status that follows from what is open."""
+    if state.status in (status.STOP_REQUESTED, status.STOPPED, status.FAILED):
+        return state.status
+    waiting = bool(calls) and all(call.stage == "suspended" for call in calls.values())
+    if turn is None:
+        return status.IDLE
+    idle_step = turn.phase != "asking"
+    return status.SUSPENDED if waiting and idle_step else status.RUNNING
+
+
+def _started(state: State, fact: Any, event: Event) -> dict[str, Any]:
+    return {
+        "status": status.IDLE,
+        "tenant": fact.tenant,
+        "kind": fact.kind,
+        "agent": fact.agent,
+        "agent_version": fact.agent_version,
+        "started_at": event.at,
+        "cache_id": fact.cache_id,
+        "labels": dict(fact.labels),
+        "parent": fact.parent,
+        "origin": fact.origin,
+        "vars": fact.vars.bare() if fact.vars else None,
+    }
+
+
+def _turn_started(state: State, fact: Any, event: Event) -> dict[str, Any]:
+    turn = OpenTurn(fact.turn, event.seq, event.at)
+    return {
+        "turn": turn,
+        "counters": _count(state, "turn", fact.turn),
+        "status": _status(state, turn, state.calls),
+        "revivals": 0,
+    }
+
+
+def _turn_put(state: State, fact: Any, event: Event) -> dict[str, Any]:
+    if fact.status == "open" or state.turn is None or state.turn.turn != fact.turn:
+        return {}
+    calls = {key: call for key, call in state.calls.items() if call.turn != fact.turn}
+    return {
+        "turn": None,
+        "last_turn": fact.status,
+        "calls": calls,
+        "status": _status(state, None, calls),
+        "revivals": 0,
+    }
+
+
+def _step_started(state: State, fact: Any, event: Event) -> dict[str, Any]:
+    changes: dict[str, Any] = {"counters": _count(state, "step", fact.step)}
+    if state.turn is not None:
+        changes["turn"] = replace(
+            state.turn,
+            phase="asking",
+            step=fact.step,
+            steps=state.turn.steps + 1,
+            step_seq=event.seq,
+            evals=0,
+        )
+    return changes
+
+
+def _step_put(state: State, fact: Any, event: Event) -> dict[str, Any]:
+    changes: dict[str, Any] = {
+        "spend": state.spend.plus(fact.cost_usd, fact.usage),
+        "revivals": 0 if fact.status == "replied" else state.revivals,
+    }
+    if state.turn is not None and state.turn.step == fact.step:
+        phase = "replied" if fact.status == "replied" else "opened"
+        changes["turn"] = replace(state.turn, phase=phase, step_seq=event.seq)
+    return changes
+
+
+def _message_appended(state: State, fact: Any, event: Event) -> dict[str, Any]:
+    changes: dict[str, Any] = {"counters": _count(state, "message", fact.message)}
+    if fact.role == "observation" and state.turn is not None:
+        changes["turn"] = replace(state.turn, phase="observed")
+    return changes
+
+
+def _eval_added(state: State, fact: Any, event: Event) -> dict[str, Any]:
+    changes: dict[str, Any] = {"counters": _count(state, "eval", fact.eval), "revivals": 0}
+    if state.turn is not None:
+        changes["turn"] = replace(state.turn, evals=state.turn.evals + 1)
+    return changes
+
+
+def _vars_checkpointed(state: State, fact: Any, event: Event) -> dict[str, Any]:
+    return {"vars": fact.vars.bare()}
+
+
+def _compacted(state: State, fact: Any, event: Event) -> dict[str, Any]:
+    changes: dict[str, Any] = {
+        "counters": _count(state, "message", fact.message),
+        "compact_from": event.seq,
+        "spend": state.spend.plus(fact.cost_usd, fact.usage),
+    }
+    if fact.vars is not None:
+        changes["vars"] = fact.vars.bare()
+    return changes
+
+
+def _leaf_called(state: State, fact: Any, event: Event) -> dict[str, Any]:
+    return {
+        "counters": _count(state, "leaf", fact.leaf),
+        "spend": state.spend.plus(fact.cost_usd, fact.usage),
+        "revivals": 0,
+    }
+
+
+def _with_calls(state: State, calls: dict[str, PendingCall]) -> dict[str, Any]:
+    return {"calls": calls, "status": _status(state, state.turn, calls)}
+
+
+def _call_requested(state: State, fact: Any, event: Event) -> dict[str, Any]:
+    call = PendingCall(
+        call_id=fact.call_id,
+        name=fact.name,
+        executor=fact.executor,
+        effect=fact.effect,
+        seq=event.seq,
+        turn=fact.turn,
+        eval=fact.eval,
+        deadline=fact.deadline,
+        child=fact.child,
+    )
+    number = state.next("call")
+    changes = _with_calls(state, {**state.calls, fact.call_id: call})
+    return changes | {"counters": _count(state, "call", number)}
+
+
+def _call_moved(state: State, fact: Any, event: Event) -> dict[str, Any]:
+    call = state.calls.get(fact.call_id)
+    if call is None:
+        return {}
+    if isinstance(fact, facts.CallApproved):
+        call = replace(call, stage="approved")
+    elif isinstance(fact, facts.CallSuspended):
+        call = replace(call, stage="suspended", deadline=fact.deadline or call.deadline)
+    elif isinstance(fact, facts.CallExtended):
+        call = replace(call, deadline=fact.deadline)
+    return _with_calls(state, {**state.calls, fact.call_id: call})
+
+
+def _call_resolved(state: State, fact: Any, event: Event) -> dict[str, Any]:
+    calls = {key: call for key, call in state.calls.items() if key != fact.call_id}
+    return _with_calls(state, calls) | {"revivals": 0}
+
+
+def _head_published(state: State, fact: Any, event: Event) -> dict[str, Any]:
+    return {
+        "head": fact.id,
+        "head_end": fact.range[1],
+        "counters": _count(state, "head", state.next("head")),
+    }
+
+
+def _lineage_added(state: State, fact: Any, event: Event) -> dict[str, Any]:
+    derived = state.derived or (fact.type == "derivation" and fact.to_session == state.session)
+    return {"derived": derived, "counters": _count(state, "edge", state.next("edge"))}
+
+
+def _reserved(state: State, fact: Any, event: Event) -> dict[str, Any]:
+    return {"reserved": {**state.reserved, fact.reservation: fact.usd or "0"}}
+
+
+def _settled(state: State, fact: Any, event: Event) -> dict[str, Any]:
+    rest = {key: usd for key, usd in state.reserved.items() if key != fact.reservation}
+    return {"reserved": rest}
+
+
+def _revived(state: State, fact: Any, event: Event) -> dict[str, Any]:
+    return {"revivals": 1 if fact.forced else state.revivals + 1}
+
+
+def _stop_requested(state: State, fact: Any, event: Event) -> dict[str, Any]:
+    return {"status": status.STOP_REQUESTED}
+
+
+def _stopped(state: State, fact: Any, event: Event) -> dict[str, Any]:
+    return {"status": status.STOPPED, "turn": None, "calls": {}}
+
+
+def _failed(state: State, fact: Any, event: Event) -> dict[str, Any]:
+    return {"status": status.FAILED, "turn": None, "calls": {}}
+
+
+def _artifact_written(state: State, fact: Any, event: Event) -> dict[str, Any]:
+    return {"counters": _count(state, "artifact", state.next("artifact"))}
+
+
+_HANDLERS: dict[str, Callable[[State, Any, Event], dict[str, Any]]] = {
+    "session.started": _started,
+    "session.revived": _revived,
+    "session.stop_requested": _stop_requested,
+    "session.stopped": _stopped,
+    "session.failed": _failed,
+    "session.compacted": _compacted,
+    "turn.started": _turn_started,
+    "turn.put": _turn_put,
+    "step.started": _step_started,
+    "step.put": _step_put,
+    "message.appended": _message_appended,
+    "eval.added": _eval_added,
+    "vars.checkpointed": _vars_checkpointed,
+    "leaf.called": _leaf_called,
+    "call.requested": _call_requested,
+    "call.approved": _call_moved,
+    "call.suspended": _call_moved,
+    "call.extended": _call_moved,
+    "call.resolved": _call_resolved,
+    "head.published": _head_published,
+    "lineage.added": _lineage_added,
+    "budget.reserved": _reserved,
+    "budget.settled": _settled,
+    "artifact.written": _artifact_written,
+}

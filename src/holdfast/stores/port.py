@@ -1,0 +1,413 @@
+"""The session store port: where logs, payloads, leases and inboxes live.
+
+One contract for every store; `holdfast.testing.store_contract` proves it and ships to users. All
+methods are async and never block the event loop. Every method checks the ids it is given and
+raises InvalidId; a session that is not there is SessionNotFound, a deleted one SessionDeleted.
+Reads take no lease, hold no transaction between pages, work beside a live driver and from any
+process, and never repair anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Protocol
+
+from holdfast.core.events import Event
+from holdfast.core.facts import Fact, HeadPublished, SessionStarted
+from holdfast.core.heads import EdgeDraft, HeadDraft
+from holdfast.core.payloads import Slot
+from holdfast.core.state import State
+
+LEASE_SECONDS = 15.0
+HEARTBEAT_SECONDS = 5.0
+GC_GRACE_SECONDS = 3600.0
+ROW_PAYLOAD_BYTES = 64 * 1024
+"""Payloads up to this size are committed with their event; larger ones go to a blob store first."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoreFlags:
+    """What a store is and which optional powers it has."""
+
+    name: str
+    durable: bool
+    multi_process: bool
+    url: str
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """The right to drive one session; `epoch` fences off every earlier holder."""
+
+    session: str
+    owner: str
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseInfo:
+    """Who holds a session, as others see it."""
+
+    session: str
+    owner: str
+    epoch: int
+    live: bool
+    holder: str  # for people: process id and host
+    expires_in: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class InboxDraft:
+    """What an outsider asks of a session; `key` makes asking again harmless."""
+
+    key: str
+    kind: str  # message, answer, expiry, stop, budget, child_ended
+    call_id: str | None = None
+    content: Slot | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class InboxItem:
+    """An inbox item as stored, stamped by the store."""
+
+    session: str
+    key: str
+    kind: str
+    at: str
+    call_id: str | None = None
+    content: Slot | None = None
+    consumed_seq: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Appended:
+    """What an append made durable."""
+
+    events: tuple[Event, ...]
+    state: State
+    head: HeadPublished | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SessionInfo:
+    """One row of a listing; `status` is `interrupted` where no live lease backs a running turn."""
+
+    id: str
+    name: str
+    tenant: str
+    kind: str
+    agent: str
+    status: str
+    seq: int
+    started_at: str
+    updated_at: str
+    turns: int
+    head: str | None
+    usd: str
+    tokens: int
+    unknown_usd: int
+    last_turn: str | None = None
+    parent: str | None = None
+    origin: str | None = None
+    labels: dict[str, str] = field(default_factory=dict)
+    imported: bool = False
+    inbox: int = 0  # items not consumed yet
+
+
+@dataclass(frozen=True, slots=True)
+class SessionFilter:
+    """Which sessions to list; None means any."""
+
+    tenant: str | None = None
+    status: str | None = None
+    kind: str | None = None
+    agent: str | None = None
+    parent: str | None = None
+    label: tuple[str, str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SessionPage:
+    """One page of a listing, newest first; `cursor` leads to the next one, None is the end."""
+
+    sessions: tuple[SessionInfo, ...]
+    cursor: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Transient:
+    """A live-only item (a token delta, progress): never stored, dropped first under load."""
+
+    session: str
+    kind: str
+    data: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """Transient items were dropped; every event up to `last_seq` was delivered."""
+
+    session: str
+    last_seq: int
+
+
+@dataclass(frozen=True, slots=True)
+class Hint:
+    """A session has moved at least to `seq`, or something of its changed."""
+
+    session: str
+    seq: int
+
+
+class Subscription(Protocol):
+    """A live view: an async iterator that is also an async context manager.
+
+    Durable events come in order, without gap or repeat, from the log itself, so a slow reader
+    lags and harms nobody. Transients wait in a bounded queue and are dropped first.
+    """
+
+    def __aiter__(self) -> AsyncIterator[Event | Transient | Gap | Hint]: ...
+
+    async def __anext__(self) -> Event | Transient | Gap | Hint: ...
+
+    async def __aenter__(self) -> Subscription: ...
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None: ...
+
+    async def close(self) -> None:
+        """End the iteration; may be called more than once."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing that verify found wrong; `seq` is the event that it concerns."""
+
+    session: str
+    kind: str  # digest, gap, head, edge, dangling, payload, line, snapshot
+    message: str
+    seq: int | None = None
+    payload: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyReport:
+    """What verify found. Erased and expired values are said apart from missing ones."""
+
+    session: str
+    events: int
+    payloads: int
+    erased: int
+    problems: tuple[Problem, ...]
+    head: str | None = None
+    digest: str | None = None
+
+    @property
+    def ok(self) -> bool:
+        """Tell whether everything checked out."""
+        return not self.problems
+
+
+@dataclass(frozen=True, slots=True)
+class GcReport:
+    """What gc removed, or would remove."""
+
+    payloads: int
+    bytes: int
+    kept: int
+    dry_run: bool
+    ids: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ImportOutcome:
+    """What importing one session did: created, forwarded or unchanged."""
+
+    session: str
+    outcome: str
+    events: int
+
+
+class SessionStore(Protocol):
+    """The verbs of a store. `holdfast.stores.choose.open_store` picks and opens one."""
+
+    @property
+    def flags(self) -> StoreFlags:
+        """Return what this store is."""
+        ...
+
+    @property
+    def owner(self) -> str:
+        """Return the owner id under which this handle takes leases."""
+        ...
+
+    async def create_session(
+        self,
+        session_id: str,
+        started: SessionStarted,
+        *,
+        payloads: Iterable[Slot] = (),
+        adopt_from: str | None = None,
+    ) -> State:
+        """Create a session by its first event, or return the existing one's state.
+
+        Idempotent: the same content under the same id changes nothing. Other content is
+        SettingsConflict, a deleted id SessionDeleted. `adopt_from` names a session of the same
+        tenant whose payloads the new one may refer to (a fork's source); they become its own.
+        """
+        ...
+
+    async def append(
+        self,
+        lease: Lease,
+        after_seq: int,
+        facts: Sequence[Fact],
+        *,
+        head: HeadDraft | None = None,
+        edges: Sequence[EdgeDraft] = (),
+        consumes: Sequence[str] = (),
+        payloads: Iterable[Slot] = (),
+        adopt_from: str | None = None,
+    ) -> Appended:
+        """Append one atomic batch: the only write path of the log.
+
+        Checks lease epoch (LeaseLost), position (PositionConflict), legality, head basis, that
+        every payload referred to exists and belongs to this session (InvalidRef), and that each
+        consumed inbox key is there and unconsumed (InboxItemNotFound, InboxConsumed), all in the
+        transaction that writes. Durable on return. Once submitted it is not cancelled: a
+        cancelled caller gets CancelledError after the batch is committed or refused. Storage
+        failures are NothingWritten (try again) or OutcomeUnknown (read again first).
+        """
+        ...
+
+    async def put_payload(self, session_id: str, item: Slot) -> Slot:
+        """Make a payload durable for later appends of this session; return it without bytes."""
+        ...
+
+    async def get_payload(self, session_id: str, payload_id: str) -> bytes:
+        """Return a payload that this session refers to, its digest checked.
+
+        InvalidRef if the session does not refer to it, PayloadNotFound if it was erased (the
+        error's details say when and by which rule), Corruption if it is missing or damaged.
+        """
+        ...
+
+    async def load_state(self, session_id: str) -> State:
+        """Return the state at the tip; cost does not grow with history."""
+        ...
+
+    async def read_events(
+        self,
+        session_id: str,
+        *,
+        after: int = 0,
+        before: int | None = None,
+        limit: int = 1000,
+        reverse: bool = False,
+        types: Sequence[str] | None = None,
+    ) -> list[Event]:
+        """Return events with after < seq < before, at most `limit`, newest first if reversed."""
+        ...
+
+    async def session_info(self, session_id: str) -> SessionInfo:
+        """Return one session's row of a listing."""
+        ...
+
+    async def list_sessions(
+        self,
+        where: SessionFilter | None = None,
+        *,
+        limit: int = 100,
+        cursor: str | None = None,
+    ) -> SessionPage:
+        """Return one page of sessions, newest created first."""
+        ...
+
+    async def put_inbox(self, session_id: str, draft: InboxDraft) -> InboxItem:
+        """Ask something of a session, without its lease; durable on return.
+
+        The same key with the same content returns the stored item. The same key with other
+        content, or a second item for one call, is InboxConflict: the first wins.
+        """
+        ...
+
+    async def list_inbox(self, session_id: str, *, pending: bool = True) -> list[InboxItem]:
+        """Return inbox items in order of arrival, by default only those not consumed."""
+        ...
+
+    async def acquire(self, session_id: str, *, takeover: bool = False) -> Lease:
+        """Take the right to drive a session; LeaseHeld names a live holder.
+
+        A dead or expired holder's lease is stolen with the next epoch. Acquiring what this owner
+        holds already is LeaseHeld as well: one driver per session. An imported copy with open
+        work is ReadOnlySession unless `takeover`.
+        """
+        ...
+
+    async def renew(self, lease: Lease) -> None:
+        """Prove that the lease still holds (LeaseLost otherwise), expired but unstolen included."""
+        ...
+
+    async def release(self, lease: Lease) -> None:
+        """Give the lease back; harmless if it was lost."""
+        ...
+
+    async def lease_of(self, session_id: str) -> LeaseInfo | None:
+        """Return who holds the session, or None."""
+        ...
+
+    def subscribe(self, session_id: str, *, after: int = 0) -> Subscription:
+        """Follow one session from a position: stored events, then live ones."""
+        ...
+
+    def subscribe_all(self) -> Subscription:
+        """Follow all sessions by hints; coalesced, never blocking a writer."""
+        ...
+
+    def notify(self, item: Transient) -> None:
+        """Hand a live-only item to this process's subscribers of its session."""
+        ...
+
+    async def delete(self, session_id: str) -> None:
+        """Delete a session that nobody drives; a tombstone keeps its id from being reused."""
+        ...
+
+    async def erase(self, session_id: str, payload_id: str, rule: str) -> int:
+        """Erase one value from a session, inline or not; return how many places held it.
+
+        The tombstone (time and rule) stays where the value stood and digests still verify. The
+        bytes go when no other session refers to them. Erasing again returns 0.
+        """
+        ...
+
+    async def erased(self, session_id: str) -> dict[str, tuple[str, str]]:
+        """Return the erased payload ids of a session with time and rule."""
+        ...
+
+    async def gc(
+        self, *, dry_run: bool = False, grace_seconds: float = GC_GRACE_SECONDS
+    ) -> GcReport:
+        """Remove payloads that no session refers to and that are older than the grace."""
+        ...
+
+    async def import_log(
+        self, session_id: str, events: Sequence[Event], payloads: dict[str, bytes]
+    ) -> ImportOutcome:
+        """Store a verified copy of a session's whole log; see `holdfast.stores.portable`.
+
+        Identical is `unchanged`, a log of which the stored one is a prefix `forwarded`, a new id
+        `created`; anything else is ImportConflict and a held lease LeaseHeld. A copy with open
+        work is marked: it is read-only until `acquire(takeover=True)` or forked.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Finish what was submitted, release leases, let go of files; may be called again."""
+        ...
