@@ -1,0 +1,135 @@
+"""Retries: inside one deadline, as the provider asks, and every attempt on record."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from holdfast.models import errors
+from holdfast.models.port import Usage
+from holdfast.models.retry import RetryPolicy, elapsed_ms, with_retries
+
+QUICK = RetryPolicy(max_attempts=4, first_wait_seconds=0.001)
+
+
+def failing(*failures: Exception, then: str = "done"):
+    left = list(failures)
+
+    async def call() -> str:
+        if left:
+            raise left.pop(0)
+        return then
+
+    return call
+
+
+async def test_a_retryable_error_is_tried_again_and_both_attempts_are_recorded():
+    reply, attempts = await with_retries(
+        failing(errors.ServerError("boom")), deadline_seconds=5, policy=QUICK
+    )
+    assert reply == "done"
+    assert [(a.outcome, a.error, a.message) for a in attempts] == [
+        ("error", "server_error", "boom"),
+        ("ok", None, None),
+    ]
+    assert attempts[0].wait_ms == 0
+    assert all(attempt.started_at.endswith("Z") for attempt in attempts)
+    assert elapsed_ms(attempts) >= sum(attempt.wait_ms for attempt in attempts)
+
+
+async def test_an_error_that_retrying_cannot_mend_is_raised_at_once():
+    call = failing(errors.AuthenticationFailed())
+    with pytest.raises(errors.AuthenticationFailed) as caught:
+        await with_retries(call, deadline_seconds=5, policy=QUICK)
+    assert len(caught.value.attempts) == 1
+    assert await call() == "done"
+
+
+async def test_the_last_error_is_raised_with_all_attempts_when_they_are_used_up():
+    call = failing(*(errors.ConnectionDropped(f"drop {n}") for n in range(9)))
+    with pytest.raises(errors.ConnectionDropped, match="drop 3") as caught:
+        await with_retries(call, deadline_seconds=5, policy=QUICK)
+    assert [a.message for a in caught.value.attempts] == ["drop 0", "drop 1", "drop 2", "drop 3"]
+
+
+async def test_retry_after_is_waited_for_before_the_next_attempt():
+    call = failing(errors.RateLimited(retry_after=0.05))
+    _, attempts = await with_retries(call, deadline_seconds=5, policy=QUICK)
+    assert attempts[1].wait_ms == 50
+
+
+async def test_a_wait_that_would_outlast_the_deadline_is_not_begun():
+    started = asyncio.get_running_loop().time()
+    with pytest.raises(errors.RateLimited):
+        await with_retries(
+            failing(errors.RateLimited(retry_after=3600)), deadline_seconds=30, policy=QUICK
+        )
+    assert asyncio.get_running_loop().time() - started < 10
+
+
+async def test_the_deadline_cancels_the_attempt_in_flight():
+    cancelled = asyncio.Event()
+
+    async def hang() -> str:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            cancelled.set()
+            raise
+        return "never"
+
+    with pytest.raises(errors.ModelTimeout, match=r"0\.02 s") as caught:
+        await with_retries(hang, deadline_seconds=0.02, policy=QUICK)
+    assert cancelled.is_set()
+    assert [a.outcome for a in caught.value.attempts] == ["timeout"]
+
+
+async def test_the_deadline_covers_all_attempts_together():
+    async def fail_then_hang() -> str:
+        if not made:
+            made.append(1)
+            raise errors.ServerError
+        await asyncio.Event().wait()
+        return "never"
+
+    made: list[int] = []
+    with pytest.raises(errors.ModelTimeout) as caught:
+        await with_retries(fail_then_hang, deadline_seconds=0.05, policy=QUICK)
+    assert [a.outcome for a in caught.value.attempts] == ["error", "timeout"]
+
+
+async def test_cancelling_the_caller_is_not_taken_for_a_timeout():
+    entered = asyncio.Event()
+
+    async def hang() -> str:
+        entered.set()
+        await asyncio.Event().wait()
+        return "never"
+
+    task = asyncio.create_task(with_retries(hang, deadline_seconds=60, policy=QUICK))
+    await entered.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+def test_waits_grow_with_jitter_up_to_the_cap():
+    policy = RetryPolicy(first_wait_seconds=1, max_wait_seconds=8)
+    for failures, expected in ((1, 1), (2, 2), (3, 4), (4, 8), (5, 8), (5000, 8)):
+        wait = policy.wait_seconds(failures, errors.ServerError())
+        assert expected / 2 <= wait <= expected
+
+
+def test_sums_of_usage_keep_the_unknown_unknown():
+    known = Usage(10, 5, 2, 0, 1)
+    assert (known + known).total_tokens == 30
+    assert (known + Usage(input_tokens=1)).to_record() == {
+        "input_tokens": 11,
+        "output_tokens": None,
+        "cached_tokens": None,
+        "cache_write_tokens": None,
+        "reasoning_tokens": None,
+    }
+    assert Usage.from_record(known.to_record()) == known
+    assert Usage(input_tokens=3).total_tokens is None
