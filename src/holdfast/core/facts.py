@@ -122,11 +122,11 @@ class TurnStarted(Fact):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnPut(Fact):
-    """The turn as it stands; a status other than `open` settles it."""
+    """The turn as it stands; a status other than `open` and `interrupted` settles it."""
 
     TYPE: ClassVar[str] = "turn.put"
     turn: int
-    status: str  # open, final, failed, timed_out, budget_exceeded, stopped
+    status: str  # open, interrupted; final, failed, timed_out, budget_exceeded, stopped
     steps: int = 0
     final: Slot | None = None
     error: Slot | None = None

@@ -39,8 +39,8 @@ class Batch:
     head: HeadPublished | None
     payloads: dict[str, Slot]
     """Payloads whose bytes came with the append, by id; inline values are not among them."""
-    refs: frozenset[str]
-    """Ids of all payloads that the events refer to, manifests followed as far as bytes are here."""
+    refs: dict[str, Slot]
+    """All payloads that the events refer to, by id, manifests followed as far as bytes are here."""
 
 
 def extend(
@@ -116,9 +116,9 @@ def _check(state: State, fact: Fact) -> None:
         raise InvalidInput(f"call {call_id!r} is not open: it has its one outcome or never began")
 
 
-def _payloads(slots: Iterable[Slot]) -> tuple[dict[str, Slot], frozenset[str]]:
+def _payloads(slots: Iterable[Slot]) -> tuple[dict[str, Slot], dict[str, Slot]]:
     given: dict[str, Slot] = {}
-    refs: set[str] = set()
+    refs: dict[str, Slot] = {}
     queue = list(slots)
     while queue:
         item = queue.pop()
@@ -126,9 +126,10 @@ def _payloads(slots: Iterable[Slot]) -> tuple[dict[str, Slot], frozenset[str]]:
             raise InvalidRef(f"payload {item.id!r} was erased and cannot be referred to again")
         if item.inline or item.id in given:
             continue
-        refs.add(item.id)
+        if item.id not in refs or item.encoding == "manifest":
+            refs[item.id] = item.bare()
         if item.data is not None:
             check_bytes(item, item.data)
             given[item.id] = item
             queue.extend(manifest_slots(item, item.data))
-    return given, frozenset(refs)
+    return given, refs

@@ -19,7 +19,20 @@ from holdfast.core.payloads import Slot
 FOLD_VERSION = 1
 """Raised when the fold changes meaning: snapshots of another version are not used."""
 
-COUNTERS = ("message", "turn", "step", "eval", "leaf", "call", "head", "edge", "artifact")
+OPEN_TURN_STATUSES = frozenset({"open", "interrupted"})
+
+COUNTERS = (
+    "message",
+    "turn",
+    "step",
+    "eval",
+    "leaf",
+    "call",
+    "head",
+    "edge",
+    "artifact",
+    "answered",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,8 +194,11 @@ def _turn_started(state: State, fact: Any, event: Event) -> dict[str, Any]:
 
 
 def _turn_put(state: State, fact: Any, event: Event) -> dict[str, Any]:
-    if fact.status == "open" or state.turn is None or state.turn.turn != fact.turn:
+    if state.turn is None or state.turn.turn != fact.turn:
         return {}
+    if fact.status in OPEN_TURN_STATUSES:
+        # A clean interruption is no crash: the next revival starts counting anew.
+        return {"revivals": 0} if fact.status == "interrupted" else {}
     calls = {key: call for key, call in state.calls.items() if call.turn != fact.turn}
     return {
         "turn": None,
@@ -208,13 +224,16 @@ def _step_started(state: State, fact: Any, event: Event) -> dict[str, Any]:
 
 
 def _step_put(state: State, fact: Any, event: Event) -> dict[str, Any]:
-    changes: dict[str, Any] = {
-        "spend": state.spend.plus(fact.cost_usd, fact.usage),
-        "revivals": 0 if fact.status == "replied" else state.revivals,
-    }
+    lost = fact.status == "unknown"
+    changes: dict[str, Any] = {"spend": state.spend.plus(fact.cost_usd, fact.usage)}
+    if not lost:
+        changes["revivals"] = 0
+        changes["counters"] = _count(state, "answered", state.next("answered"))
     if state.turn is not None and state.turn.step == fact.step:
         phase = "replied" if fact.status == "replied" else "opened"
-        changes["turn"] = replace(state.turn, phase=phase, step_seq=event.seq)
+        # A lost call is made again as a new step: it does not use up the turn's steps.
+        steps = state.turn.steps - lost
+        changes["turn"] = replace(state.turn, phase=phase, step_seq=event.seq, steps=steps)
     return changes
 
 

@@ -398,13 +398,18 @@ class SessionStore(Protocol):
         ...
 
     async def import_log(
-        self, session_id: str, events: Sequence[Event], payloads: dict[str, bytes]
+        self,
+        session_id: str,
+        events: Sequence[Event],
+        payloads: dict[str, bytes],
+        erased: dict[str, tuple[str, str]] | None = None,
     ) -> ImportOutcome:
         """Store a verified copy of a session's whole log; see `holdfast.stores.portable`.
 
         Identical is `unchanged`, a log of which the stored one is a prefix `forwarded`, a new id
         `created`; anything else is ImportConflict and a held lease LeaseHeld. A copy with open
-        work is marked: it is read-only until `acquire(takeover=True)` or forked.
+        work is marked: it is read-only until `acquire(takeover=True)` or forked. `erased` names
+        payloads inside manifests that the original erased (id to time and rule).
         """
         ...
 

@@ -1,0 +1,80 @@
+"""Which store: an explicit path or URL, then `$HOLDFAST_STORE`, then the nearest `.holdfast/`.
+
+Like git, a store is found from any folder below it. Where there is none, one is made here.
+`sqlite:PATH` is the default kind, `files:PATH` keeps plain files for people and tools, and
+`memory:` keeps nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+
+from holdfast.core.errors import InvalidInput, StoreNotFound
+from holdfast.stores.memory import MemorySessionStore
+from holdfast.stores.port import SessionStore
+
+STORE_FOLDER = ".holdfast"
+STORE_VARIABLE = "HOLDFAST_STORE"
+KINDS = ("sqlite", "files", "memory")
+
+
+def find_folder(start: Path) -> Path | None:
+    """Return the nearest `.holdfast` folder at or above a place."""
+    start = start.resolve()
+    for place in (start, *start.parents):
+        folder = place / STORE_FOLDER
+        if folder.is_dir():
+            return folder
+    return None
+
+
+def store_url(explicit: str | Path | None = None, start: Path | None = None) -> tuple[str, str]:
+    """Return (URL, origin) of the store to use; nothing is created."""
+    if explicit is not None:
+        return _as_url(str(explicit)), "given"
+    named = os.environ.get(STORE_VARIABLE)
+    if named:
+        return _as_url(named), f"${STORE_VARIABLE}"
+    here = start or Path.cwd()
+    found = find_folder(here)
+    if found is not None:
+        return _as_url(str(found)), "found"
+    return _as_url(str(here.resolve() / STORE_FOLDER)), "default"
+
+
+async def open_store(
+    explicit: str | Path | None = None, *, start: Path | None = None, create: bool = True
+) -> SessionStore:
+    """Open the chosen store; a place without one is made one unless `create` is false."""
+    url, _ = store_url(explicit, start)
+    kind, _, place = url.partition(":")
+    if kind == "memory":
+        return MemorySessionStore()
+    path = Path(place)
+    if not create and not await asyncio.to_thread(path.exists):
+        raise StoreNotFound(
+            f"there is no store at {place!r}; start a session there first, or name another with "
+            f"--store or ${STORE_VARIABLE}"
+        )
+    if kind == "files":
+        from holdfast.stores.files.store import FilesSessionStore
+
+        return await FilesSessionStore.open(path)
+    from holdfast.stores.sqlite.store import SqliteSessionStore
+
+    return await SqliteSessionStore.open(path)
+
+
+def _as_url(text: str) -> str:
+    kind, colon, place = text.partition(":")
+    if colon and kind in KINDS:
+        if kind != "memory" and not place:
+            raise InvalidInput(f"{text!r} names no place; write {kind}:PATH")
+        return text if kind == "memory" else f"{kind}:{Path(place).expanduser().absolute()}"
+    if colon and len(kind) > 1 and kind.isalnum() and "/" not in kind and not Path(text).exists():
+        raise InvalidInput(f"{text!r} is no store: use a path, or one of {', '.join(KINDS)}:PATH")
+    path = Path(text).expanduser().absolute()
+    marked_files = (path / "runs").is_dir() and not (path / "events.db").exists()
+    return f"{'files' if marked_files else 'sqlite'}:{path}"

@@ -1,0 +1,251 @@
+"""Live delivery: subscribers pull events from the log by cursor; writers only wake them.
+
+A writer never waits for a subscriber and no durable event is queued for one: a subscription reads
+pages from the store after its own position, so backlog and live join without gap or repeat, a slow
+reader merely lags, and one that throws harms itself. Only transients are queued, in a bounded
+deque that drops the oldest and leaves one gap marker. Changes made by other processes are found by
+a polling thread that runs only while someone subscribes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections import OrderedDict, deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from types import TracebackType
+from typing import Protocol
+
+from holdfast.core.events import Event
+from holdfast.stores.port import Gap, Hint, Transient
+
+logger = logging.getLogger("holdfast.stores")
+
+PAGE_EVENTS = 256
+TRANSIENT_ITEMS = 1024
+HINT_ITEMS = 4096
+POLL_SECONDS = 0.05
+
+Poll = Callable[[frozenset[str] | None], Iterable[tuple[str, int]]]
+"""Given the watched sessions (None is all), return those that others may have moved, with seqs."""
+
+
+class ReadPage(Protocol):
+    """The part of a store that a subscription reads from."""
+
+    def __call__(self, session_id: str, *, after: int, limit: int) -> Awaitable[list[Event]]: ...
+
+
+class Feed:
+    """The subscriptions of one store handle."""
+
+    def __init__(self, read: ReadPage, poll: Poll | None = None) -> None:
+        self._read = read
+        self._poll = poll
+        self._lock = threading.Lock()
+        self._following: dict[str, set[SessionSubscription]] = {}
+        self._hinted: set[HintSubscription] = set()
+        self._poller: threading.Thread | None = None
+        self._stop = threading.Event()
+
+    def subscribe(self, session_id: str, after: int) -> SessionSubscription:
+        """Follow one session."""
+        item = SessionSubscription(self, self._read, session_id, after)
+        with self._lock:
+            self._following.setdefault(session_id, set()).add(item)
+            self._start_polling()
+        return item
+
+    def subscribe_all(self) -> HintSubscription:
+        """Follow every session by hints."""
+        item = HintSubscription(self)
+        with self._lock:
+            self._hinted.add(item)
+            self._start_polling()
+        return item
+
+    def wake(self, session_id: str, seq: int) -> None:
+        """Say that a session has moved; callable from any thread, never blocks."""
+        if not self._following and not self._hinted:
+            return
+        with self._lock:
+            following = list(self._following.get(session_id, ()))
+            hinted = list(self._hinted)
+        for follower in following:
+            follower.wake()
+        for watcher in hinted:
+            watcher.offer(Hint(session_id, seq))
+
+    def notify(self, item: Transient) -> None:
+        """Hand a transient to the session's subscribers."""
+        with self._lock:
+            following = list(self._following.get(item.session, ()))
+        for follower in following:
+            follower.offer(item)
+
+    def close(self) -> None:
+        """End every subscription and the polling thread."""
+        with self._lock:
+            everyone = [s for group in self._following.values() for s in group]
+            everyone_hinted = list(self._hinted)
+        for item in everyone:
+            item.end()
+        for watcher in everyone_hinted:
+            watcher.end()
+
+    def forget(self, item: SessionSubscription | HintSubscription) -> None:
+        """Drop an ended subscription."""
+        with self._lock:
+            if isinstance(item, HintSubscription):
+                self._hinted.discard(item)
+            else:
+                group = self._following.get(item.session_id, set())
+                group.discard(item)
+                if not group:
+                    self._following.pop(item.session_id, None)
+            if not self._following and not self._hinted:
+                self._stop.set()
+
+    def _start_polling(self) -> None:
+        if self._poll is None:
+            return
+        if self._poller is not None and self._poller.is_alive() and not self._stop.is_set():
+            return
+        self._stop = threading.Event()
+        self._poller = threading.Thread(
+            target=self._run_poll, args=(self._poll, self._stop), name="holdfast-feed", daemon=True
+        )
+        self._poller.start()
+
+    def _run_poll(self, poll: Poll, stop: threading.Event) -> None:
+        while not stop.wait(POLL_SECONDS):
+            with self._lock:
+                watched = None if self._hinted else frozenset(self._following)
+            try:
+                for session_id, seq in poll(watched):
+                    self.wake(session_id, seq)
+            except Exception:
+                # A busy or briefly unreadable store must not end live delivery for good.
+                logger.warning("looking for other processes' events failed", exc_info=True)
+
+
+class _Waiting:
+    """What both kinds of subscription share: a wake-up that any thread may ring, and an end."""
+
+    def __init__(self, feed: Feed) -> None:
+        self._feed = feed
+        self._bell = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        self._ended = False
+
+    def ring(self) -> None:
+        try:
+            self._loop.call_soon_threadsafe(self._bell.set)
+        except RuntimeError:  # the subscriber's loop is closed: nobody is left to wake
+            self._feed.forget(self)  # type: ignore[arg-type]
+
+    def end(self) -> None:
+        self._ended = True
+        self._feed.forget(self)  # type: ignore[arg-type]
+        self.ring()
+
+    async def close(self) -> None:
+        """End the iteration."""
+        self.end()
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.end()
+
+
+class SessionSubscription(_Waiting):
+    """One session from a position on."""
+
+    def __init__(self, feed: Feed, read: ReadPage, session_id: str, after: int) -> None:
+        super().__init__(feed)
+        self.session_id = session_id
+        self._read = read
+        self._seq = after
+        self._page: deque[Event] = deque()
+        self._transients: deque[Transient] = deque(maxlen=TRANSIENT_ITEMS)
+        self._dropped = False
+        self._stale = True
+
+    def wake(self) -> None:
+        self._stale = True
+        self.ring()
+
+    def offer(self, item: Transient) -> None:
+        if len(self._transients) == TRANSIENT_ITEMS:
+            self._dropped = True
+        self._transients.append(item)
+        self.ring()
+
+    def __aiter__(self) -> AsyncIterator[Event | Transient | Gap | Hint]:
+        return self
+
+    async def __aenter__(self) -> SessionSubscription:
+        return self
+
+    async def __anext__(self) -> Event | Transient | Gap | Hint:
+        while not self._ended:
+            self._bell.clear()
+            if not self._page and self._stale:
+                self._stale = False
+                page = await self._read(self.session_id, after=self._seq, limit=PAGE_EVENTS)
+                self._stale = self._stale or len(page) == PAGE_EVENTS
+                self._page.extend(page)
+            if self._page:
+                event = self._page.popleft()
+                self._seq = event.seq
+                return event
+            if self._stale:
+                continue
+            if self._dropped:
+                self._dropped = False
+                return Gap(self.session_id, self._seq)
+            if self._transients:
+                return self._transients.popleft()
+            await self._bell.wait()
+        raise StopAsyncIteration
+
+
+class HintSubscription(_Waiting):
+    """All sessions, by the newest position each is known to have."""
+
+    def __init__(self, feed: Feed) -> None:
+        super().__init__(feed)
+        self._hints: OrderedDict[str, Hint] = OrderedDict()
+        self._guard = threading.Lock()
+        self._dropped = False
+
+    def offer(self, hint: Hint) -> None:
+        with self._guard:
+            self._hints[hint.session] = hint
+            if len(self._hints) > HINT_ITEMS:
+                self._hints.popitem(last=False)
+                self._dropped = True
+        self.ring()
+
+    def __aiter__(self) -> AsyncIterator[Event | Transient | Gap | Hint]:
+        return self
+
+    async def __aenter__(self) -> HintSubscription:
+        return self
+
+    async def __anext__(self) -> Event | Transient | Gap | Hint:
+        while not self._ended:
+            self._bell.clear()
+            with self._guard:
+                if self._dropped:
+                    self._dropped = False
+                    return Gap("", 0)
+                if self._hints:
+                    return self._hints.popitem(last=False)[1]
+            await self._bell.wait()
+        raise StopAsyncIteration

@@ -1,0 +1,524 @@
+"""The memory store: the whole contract in one process, and the plainest statement of it.
+
+What is stored lives in a `MemoryBank`, not in the handle, so it outlives the Runtime that uses it
+and two handles on one bank see each other as two processes would.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+from holdfast.core.errors import (
+    InvalidInput,
+    PayloadNotFound,
+    PositionConflict,
+    SessionDeleted,
+    SessionNotFound,
+)
+from holdfast.core.events import Event, now
+from holdfast.core.facts import Fact, SessionStarted
+from holdfast.core.heads import EdgeDraft, HeadDraft
+from holdfast.core.ids import check_content_id, check_id, check_key, new_owner_id
+from holdfast.core.log import Batch, extend
+from holdfast.core.payloads import Slot, check_bytes, manifest_slots, walk
+from holdfast.core.state import State, empty, fold
+from holdfast.stores import rows
+from holdfast.stores.feed import Feed, HintSubscription, SessionSubscription
+from holdfast.stores.port import (
+    GC_GRACE_SECONDS,
+    LEASE_SECONDS,
+    Appended,
+    GcReport,
+    ImportOutcome,
+    InboxDraft,
+    InboxItem,
+    Lease,
+    LeaseInfo,
+    SessionFilter,
+    SessionInfo,
+    SessionPage,
+    StoreFlags,
+    Transient,
+)
+
+
+@dataclass(slots=True)
+class _Log:
+    """One session as it is kept."""
+
+    order: int
+    events: list[Event]
+    state: State
+    refs: set[str] = field(default_factory=set)
+    erased: dict[str, tuple[str, str]] = field(default_factory=dict)
+    inbox: dict[str, InboxItem] = field(default_factory=dict)
+    owner: str | None = None
+    epoch: int = 0
+    imported: bool = False
+
+
+@dataclass(slots=True)
+class _Payload:
+    data: bytes
+    put_at: float
+
+
+class MemoryBank:
+    """What memory stores hold."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.clock = clock
+        self.lock = threading.RLock()
+        self.logs: dict[str, _Log] = {}
+        self.deleted: set[str] = set()
+        self.payloads: dict[tuple[str, str], _Payload] = {}
+        self.owners: dict[str, float] = {}
+        self.feeds: list[Feed] = []
+        self.orders = 0
+
+
+class MemorySessionStore:
+    """A handle on a memory bank."""
+
+    def __init__(
+        self, bank: MemoryBank | None = None, lease_seconds: float = LEASE_SECONDS
+    ) -> None:
+        self.bank = bank or MemoryBank()
+        self._owner = new_owner_id()
+        self._lease_seconds = lease_seconds
+        self._feed = Feed(self._page)
+        self.bank.feeds.append(self._feed)
+        self._beat()
+
+    @property
+    def flags(self) -> StoreFlags:
+        """Return what this store is."""
+        return StoreFlags("memory", durable=False, multi_process=False, url="memory:")
+
+    @property
+    def owner(self) -> str:
+        """Return this handle's owner id."""
+        return self._owner
+
+    async def create_session(
+        self,
+        session_id: str,
+        started: SessionStarted,
+        *,
+        payloads: Iterable[Slot] = (),
+        adopt_from: str | None = None,
+    ) -> State:
+        """Create a session by its first event, or return the existing one's state."""
+        check_id(session_id)
+        check_id(started.tenant, "tenant")
+        with self.bank.lock:
+            if session_id in self.bank.deleted:
+                raise SessionDeleted(f"session {session_id!r} was deleted; choose another id")
+            batch = extend(empty(session_id), [started], at=now(), payloads=payloads)
+            existing = self.bank.logs.get(session_id)
+            if existing is not None:
+                rows.check_same_start(existing.events[0], batch.events[0])
+                return existing.state
+            source = None if adopt_from is None else self._log(adopt_from)
+            self.bank.orders += 1
+            log = _Log(self.bank.orders, [], batch.state)
+            self._prove(log, started.tenant, batch, source)
+            self._store(log, batch)
+            self.bank.logs[session_id] = log
+        self._wake(log.state)
+        return log.state
+
+    async def append(
+        self,
+        lease: Lease,
+        after_seq: int,
+        facts: Sequence[Fact],
+        *,
+        head: HeadDraft | None = None,
+        edges: Sequence[EdgeDraft] = (),
+        consumes: Sequence[str] = (),
+        payloads: Iterable[Slot] = (),
+        adopt_from: str | None = None,
+    ) -> Appended:
+        """Append one atomic batch."""
+        with self.bank.lock:
+            log = self._log(lease.session)
+            self._check_lease(log, lease)
+            if log.state.seq != after_seq:
+                raise PositionConflict(
+                    f"session {lease.session!r} is at event {log.state.seq}, not {after_seq}; "
+                    "load its state again",
+                    seq=log.state.seq,
+                )
+            batch = extend(log.state, facts, at=now(), head=head, edges=edges, payloads=payloads)
+            source = None if adopt_from is None else self._log(adopt_from)
+            taken = self._consumed(log, consumes, batch.state.seq)
+            self._prove(log, log.state.tenant, batch, source)
+            self._store(log, batch)
+            log.inbox.update(taken)
+        self._wake(batch.state)
+        return Appended(batch.events, batch.state, batch.head)
+
+    async def put_payload(self, session_id: str, item: Slot) -> Slot:
+        """Make a payload known for later appends of this session."""
+        if item.data is None:
+            raise InvalidInput(f"payload {item.id!r} comes without its bytes")
+        check_bytes(item, item.data)
+        with self.bank.lock:
+            log = self._log(session_id)
+            self._keep(log.state.tenant, item)
+            log.refs.add(item.id)
+        return item.bare()
+
+    async def get_payload(self, session_id: str, payload_id: str) -> bytes:
+        """Return a payload that this session refers to."""
+        check_content_id(payload_id)
+        with self.bank.lock:
+            log = self._log(session_id)
+            if payload_id in log.erased:
+                raise rows.erased_error(payload_id, *log.erased[payload_id])
+            if payload_id not in log.refs:
+                raise rows.foreign_error(session_id, payload_id)
+            kept = self.bank.payloads.get((log.state.tenant, payload_id))
+        if kept is None:
+            raise PayloadNotFound(f"payload {payload_id!r} was collected before it was used")
+        return kept.data
+
+    async def load_state(self, session_id: str) -> State:
+        """Return the state at the tip."""
+        with self.bank.lock:
+            return self._log(session_id).state
+
+    async def read_events(
+        self,
+        session_id: str,
+        *,
+        after: int = 0,
+        before: int | None = None,
+        limit: int = 1000,
+        reverse: bool = False,
+        types: Sequence[str] | None = None,
+    ) -> list[Event]:
+        """Return a page of events."""
+        rows.check_page(after, before, limit)
+        with self.bank.lock:
+            events = self._log(session_id).events
+            stop = len(events) if before is None else min(before - 1, len(events))
+            found = events[after:stop]
+        if reverse:
+            found = found[::-1]
+        if types is not None:
+            found = [event for event in found if event.type in types]
+        return found[:limit]
+
+    async def session_info(self, session_id: str) -> SessionInfo:
+        """Return one session's row of a listing."""
+        with self.bank.lock:
+            return self._info(self._log(session_id))
+
+    async def list_sessions(
+        self,
+        where: SessionFilter | None = None,
+        *,
+        limit: int = 100,
+        cursor: str | None = None,
+    ) -> SessionPage:
+        """Return one page of sessions, newest created first."""
+        rows.check_page(0, None, limit)
+        below = rows.read_cursor(cursor)
+        with self.bank.lock:
+            logs = sorted(self.bank.logs.values(), key=lambda log: -log.order)
+            infos = [(log.order, self._info(log)) for log in logs if log.order < below]
+        found = [(order, info) for order, info in infos if rows.matches(info, where)]
+        page = found[:limit]
+        more = rows.write_cursor(page[-1][0]) if len(found) > limit else None
+        return SessionPage(tuple(info for _, info in page), more)
+
+    async def put_inbox(self, session_id: str, draft: InboxDraft) -> InboxItem:
+        """Ask something of a session."""
+        rows.check_draft(draft)
+        with self.bank.lock:
+            log = self._log(session_id)
+            stored = log.inbox.get(draft.key)
+            if stored is None and draft.call_id is not None:
+                stored = next((i for i in log.inbox.values() if i.call_id == draft.call_id), None)
+            if stored is not None:
+                return rows.same_item(stored, draft)
+            item = InboxItem(session_id, draft.key, draft.kind, now(), draft.call_id, draft.content)
+            if draft.content is not None and not draft.content.inline:
+                self._keep(log.state.tenant, draft.content)
+                log.refs.add(draft.content.id)
+                item = replace(item, content=draft.content.bare())
+            log.inbox[draft.key] = item
+            seq = log.state.seq
+        for feed in list(self.bank.feeds):
+            feed.wake(session_id, seq)
+        return item
+
+    async def list_inbox(self, session_id: str, *, pending: bool = True) -> list[InboxItem]:
+        """Return inbox items in order of arrival."""
+        with self.bank.lock:
+            items = list(self._log(session_id).inbox.values())
+        return [item for item in items if not pending or item.consumed_seq is None]
+
+    async def acquire(self, session_id: str, *, takeover: bool = False) -> Lease:
+        """Take the right to drive a session."""
+        with self.bank.lock:
+            log = self._log(session_id)
+            self._beat()
+            if log.owner is not None and self._alive(log.owner):
+                raise rows.held_error(self._lease_info(log))
+            if log.imported and not takeover:
+                raise rows.imported_error(session_id)
+            log.imported = False
+            log.owner, log.epoch = self._owner, log.epoch + 1
+            return Lease(session_id, self._owner, log.epoch)
+
+    async def renew(self, lease: Lease) -> None:
+        """Prove that the lease still holds."""
+        with self.bank.lock:
+            self._check_lease(self._log(lease.session), lease)
+            self._beat()
+
+    async def release(self, lease: Lease) -> None:
+        """Give the lease back."""
+        with self.bank.lock:
+            log = self.bank.logs.get(lease.session)
+            if log is not None and (log.owner, log.epoch) == (lease.owner, lease.epoch):
+                log.owner = None
+
+    async def lease_of(self, session_id: str) -> LeaseInfo | None:
+        """Return who holds the session."""
+        with self.bank.lock:
+            log = self._log(session_id)
+            return None if log.owner is None else self._lease_info(log)
+
+    def subscribe(self, session_id: str, *, after: int = 0) -> SessionSubscription:
+        """Follow one session from a position."""
+        check_id(session_id)
+        return self._feed.subscribe(session_id, after)
+
+    def subscribe_all(self) -> HintSubscription:
+        """Follow all sessions by hints."""
+        return self._feed.subscribe_all()
+
+    def notify(self, item: Transient) -> None:
+        """Hand a live-only item to this handle's subscribers."""
+        check_id(item.session)
+        self._feed.notify(item)
+
+    async def delete(self, session_id: str) -> None:
+        """Delete a session that nobody drives."""
+        with self.bank.lock:
+            log = self._log(session_id)
+            if log.owner is not None and self._alive(log.owner):
+                raise rows.held_error(self._lease_info(log))
+            del self.bank.logs[session_id]
+            self.bank.deleted.add(session_id)
+
+    async def erase(self, session_id: str, payload_id: str, rule: str) -> int:
+        """Erase one value from a session."""
+        check_content_id(payload_id)
+        check_key(rule, "erasure rule")
+        with self.bank.lock:
+            log = self._log(session_id)
+            if payload_id in log.erased:
+                return 0
+            at = now()
+            places = rows.count_places(log.events, payload_id)
+            inner = payload_id in log.refs
+            if not places and not inner:
+                raise rows.foreign_error(session_id, payload_id)
+            log.events = [rows.erase_in(event, payload_id, at, rule) for event in log.events]
+            log.inbox = {key: rows.erase_item(item, payload_id) for key, item in log.inbox.items()}
+            log.erased[payload_id] = (at, rule)
+            log.refs.discard(payload_id)
+            tenant = log.state.tenant
+            if not self._referred(tenant, payload_id):
+                self.bank.payloads.pop((tenant, payload_id), None)
+        return max(places, 1)
+
+    async def erased(self, session_id: str) -> dict[str, tuple[str, str]]:
+        """Return the erased payload ids of a session."""
+        with self.bank.lock:
+            return dict(self._log(session_id).erased)
+
+    async def gc(
+        self, *, dry_run: bool = False, grace_seconds: float = GC_GRACE_SECONDS
+    ) -> GcReport:
+        """Remove payloads that no session refers to."""
+        with self.bank.lock:
+            now_seconds = self.bank.clock()
+            used = {
+                (log.state.tenant, id) for log in self.bank.logs.values() for id in self._used(log)
+            }
+            orphans = {
+                key: kept
+                for key, kept in self.bank.payloads.items()
+                if key not in used and now_seconds - kept.put_at >= grace_seconds
+            }
+            if not dry_run:
+                for tenant, payload_id in orphans:
+                    del self.bank.payloads[tenant, payload_id]
+                    for log in self.bank.logs.values():
+                        if log.state.tenant == tenant:
+                            log.refs.discard(payload_id)
+            kept_count = len(self.bank.payloads) - (len(orphans) if dry_run else 0)
+        return GcReport(
+            len(orphans),
+            sum(len(kept.data) for kept in orphans.values()),
+            kept_count,
+            dry_run,
+            tuple(sorted(id for _, id in orphans)),
+        )
+
+    async def import_log(
+        self,
+        session_id: str,
+        events: Sequence[Event],
+        payloads: dict[str, bytes],
+        erased: dict[str, tuple[str, str]] | None = None,
+    ) -> ImportOutcome:
+        """Store a verified copy of a session's log."""
+        check_id(session_id)
+        with self.bank.lock:
+            if session_id in self.bank.deleted:
+                raise SessionDeleted(f"session {session_id!r} was deleted here; it stays deleted")
+            existing = self.bank.logs.get(session_id)
+            have = [] if existing is None else existing.events
+            new = rows.forward(session_id, have, events)
+            if not new:
+                return ImportOutcome(session_id, "unchanged", 0)
+            if existing is not None and existing.owner and self._alive(existing.owner):
+                raise rows.held_error(self._lease_info(existing))
+            state = fold(empty(session_id) if existing is None else existing.state, new)
+            log = existing
+            if log is None:
+                self.bank.orders += 1
+                log = _Log(self.bank.orders, [], state)
+            for item in rows.slots_with_inner(new, payloads, erased):
+                if item.erased is not None:
+                    log.erased[item.id] = (item.erased.at, item.erased.rule)
+                elif not item.inline:
+                    self._keep(state.tenant, replace(item, data=payloads[item.id]))
+                    log.refs.add(item.id)
+            log.events = [*log.events, *new]
+            log.state = state
+            log.imported = rows.has_open_work(state)
+            self.bank.logs[session_id] = log
+        self._wake(state)
+        outcome = "created" if existing is None else "forwarded"
+        return ImportOutcome(session_id, outcome, len(new))
+
+    async def close(self) -> None:
+        """Release this handle's leases; the bank stays."""
+        with self.bank.lock:
+            self.bank.owners.pop(self._owner, None)
+            for log in self.bank.logs.values():
+                if log.owner == self._owner:
+                    log.owner = None
+            if self._feed in self.bank.feeds:
+                self.bank.feeds.remove(self._feed)
+        self._feed.close()
+
+    async def _page(self, session_id: str, *, after: int, limit: int) -> list[Event]:
+        return await self.read_events(session_id, after=after, limit=limit)
+
+    def _log(self, session_id: str) -> _Log:
+        check_id(session_id)
+        if session_id in self.bank.deleted:
+            raise SessionDeleted(f"session {session_id!r} was deleted")
+        log = self.bank.logs.get(session_id)
+        if log is None:
+            raise SessionNotFound(f"there is no session {session_id!r} in this store")
+        return log
+
+    def _beat(self) -> None:
+        self.bank.owners[self._owner] = self.bank.clock() + self._lease_seconds
+
+    def _alive(self, owner: str) -> bool:
+        return self.bank.owners.get(owner, float("-inf")) > self.bank.clock()
+
+    def _check_lease(self, log: _Log, lease: Lease) -> None:
+        if (log.owner, log.epoch) != (lease.owner, lease.epoch):
+            holder = None if log.owner is None else self._lease_info(log)
+            raise rows.lost_error(lease, holder)
+        self._beat()
+
+    def _lease_info(self, log: _Log) -> LeaseInfo:
+        owner = log.owner or ""
+        left = self.bank.owners.get(owner, 0.0) - self.bank.clock()
+        return LeaseInfo(
+            log.state.session, owner, log.epoch, self._alive(owner), f"owner {owner}", left
+        )
+
+    def _info(self, log: _Log) -> SessionInfo:
+        live = log.owner is not None and self._alive(log.owner)
+        waiting = sum(item.consumed_seq is None for item in log.inbox.values())
+        return rows.info_of(log.state, live, log.imported, waiting)
+
+    def _consumed(self, log: _Log, keys: Sequence[str], seq: int) -> dict[str, InboxItem]:
+        taken: dict[str, InboxItem] = {}
+        for key in keys:
+            item = log.inbox.get(check_key(key, "inbox key"))
+            rows.check_consumable(log.state.session, key, item)
+            assert item is not None
+            taken[key] = replace(item, consumed_seq=seq)
+        return taken
+
+    def _prove(self, log: _Log, tenant: str, batch: Batch, source: _Log | None) -> None:
+        """Check that every payload referred to is here and may be referred to."""
+        queue = [item for item in batch.refs.values() if item.id not in batch.payloads]
+        adopted: set[str] = set()
+        while queue:
+            item = queue.pop()
+            if item.id in log.erased:
+                raise rows.erased_error(item.id, *log.erased[item.id])
+            own = item.id in log.refs and (tenant, item.id) in self.bank.payloads
+            if own or item.id in adopted:
+                continue
+            if source is None or source.state.tenant != tenant or item.id not in source.refs:
+                raise rows.foreign_error(log.state.session, item.id)
+            adopted.add(item.id)
+            inner = manifest_slots(item, self.bank.payloads[tenant, item.id].data)
+            queue.extend(part for part in inner if not part.inline)
+        log.refs |= adopted
+
+    def _store(self, log: _Log, batch: Batch) -> None:
+        for item in batch.payloads.values():
+            self._keep(batch.state.tenant, item)
+        log.refs.update(batch.refs)
+        log.events.extend(batch.events)
+        log.state = batch.state
+
+    def _keep(self, tenant: str, item: Slot) -> None:
+        assert item.data is not None
+        self.bank.payloads[tenant, item.id] = _Payload(item.data, self.bank.clock())
+
+    def _used(self, log: _Log) -> set[str]:
+        """Return the payload ids that a session's events and inbox refer to, manifests followed."""
+        tenant = log.state.tenant
+        found: set[str] = set()
+        queue = [slot for event in log.events for slot in walk(event.data)]
+        queue += [item.content for item in log.inbox.values() if item.content is not None]
+        while queue:
+            item = queue.pop()
+            if item.inline or item.erased is not None or item.id in found:
+                continue
+            found.add(item.id)
+            kept = self.bank.payloads.get((tenant, item.id))
+            if kept is not None:
+                queue.extend(manifest_slots(item, kept.data))
+        return found
+
+    def _referred(self, tenant: str, payload_id: str) -> bool:
+        return any(
+            log.state.tenant == tenant and payload_id in log.refs for log in self.bank.logs.values()
+        )
+
+    def _wake(self, state: State) -> None:
+        for feed in list(self.bank.feeds):
+            feed.wake(state.session, state.seq)

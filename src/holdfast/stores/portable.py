@@ -1,0 +1,192 @@
+"""Export and import: sessions as one portable file that proves itself.
+
+The file is a zstd stream of canonical JSON lines: a header, then for each session its events and
+the payloads they refer to, and at the end a digest of all lines before it. Import checks that
+digest, every event's place in its chain and every payload against its id before anything is
+stored, and keeps all ids.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import os
+import sys
+from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from holdfast.core.errors import Corruption, InvalidInput, PayloadNotFound, StoreNewer
+from holdfast.core.events import (
+    Event,
+    chain_start,
+    check_digest,
+    event_from_record,
+    event_to_line,
+    now,
+)
+from holdfast.core.ids import check_id
+from holdfast.core.payloads import Slot, check_bytes, manifest_slots, walk
+from holdfast.core.records import Record, canonical, parse
+from holdfast.stores.port import ImportOutcome, SessionStore
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
+
+FORMAT = "holdfast.export"
+FORMAT_VERSION = 1
+PAGE_EVENTS = 500
+
+
+async def export_sessions(store: SessionStore, session_ids: Sequence[str], path: Path) -> int:
+    """Write sessions to a new file, atomically; return how many events it holds."""
+    for session_id in session_ids:
+        await store.session_info(check_id(session_id))
+    part = path.with_name(path.name + ".part")
+    digest = hashlib.sha256()
+    events = 0
+
+    def write(out: zstd.ZstdFile, record: Record) -> None:
+        line = canonical(record) + b"\n"
+        digest.update(line)
+        out.write(line)
+
+    try:
+        with zstd.open(part, "wb") as out:
+            write(out, {"at": now(), "format": FORMAT, "v": FORMAT_VERSION})
+            for session_id in session_ids:
+                async for record in _session_records(store, session_id):
+                    events += "event" in record
+                    await asyncio.to_thread(write, out, record)
+            out.write(canonical({"end": "sha256:" + digest.hexdigest()}) + b"\n")
+        await asyncio.to_thread(_settle, part, path)
+    finally:
+        part.unlink(missing_ok=True)
+    return events
+
+
+async def import_sessions(store: SessionStore, path: Path) -> list[ImportOutcome]:
+    """Check a whole file, then store its sessions; raise before anything is stored if it is bad."""
+    logs = await asyncio.to_thread(_read, path)
+    return [
+        await store.import_log(session_id, log.events, log.payloads, log.erased)
+        for session_id, log in logs.items()
+    ]
+
+
+def _settle(part: Path, path: Path) -> None:
+    with part.open("rb") as written:
+        os.fsync(written.fileno())
+    part.replace(path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+async def _session_records(store: SessionStore, session_id: str) -> AsyncIterator[Record]:
+    yield {"session": session_id}
+    after, seen = 0, set[str]()
+    while page := await store.read_events(session_id, after=after, limit=PAGE_EVENTS):
+        for event in page:
+            async for record in _payload_records(store, session_id, event, seen):
+                yield record
+            yield {"event": parse(event_to_line(event))}
+        after = page[-1].seq
+
+
+async def _payload_records(
+    store: SessionStore, session_id: str, event: Event, seen: set[str]
+) -> AsyncIterator[Record]:
+    queue: list[Slot] = list(walk(event.data))
+    while queue:
+        item = queue.pop()
+        if item.inline or item.erased is not None or item.id in seen:
+            continue
+        seen.add(item.id)
+        try:
+            data = await store.get_payload(session_id, item.id)
+        except PayloadNotFound as error:
+            if "erased_at" not in error.details:
+                raise
+            mark = {"at": error.details["erased_at"], "rule": error.details["rule"]}
+            yield {"erased": mark, "payload": item.id}
+            continue
+        yield {"data": base64.b64encode(data).decode(), "payload": item.id}
+        queue.extend(manifest_slots(item, data))
+
+
+@dataclass(slots=True)
+class _Log:
+    events: list[Event] = field(default_factory=list)
+    payloads: dict[str, bytes] = field(default_factory=dict)
+    erased: dict[str, tuple[str, str]] = field(default_factory=dict)
+
+
+def _read(path: Path) -> dict[str, _Log]:
+    logs: dict[str, _Log] = {}
+    session_id = ""
+    for record in _records(path):
+        if "session" in record:
+            session_id = check_id(record["session"])
+            if session_id in logs:
+                raise Corruption(f"{path} holds session {session_id!r} twice")
+            logs[session_id] = _Log()
+        elif session_id == "":
+            raise Corruption(f"{path} holds data before its first session")
+        elif "event" in record:
+            _take_event(logs[session_id].events, event_from_record(session_id, record["event"]))
+        elif "data" in record:
+            data = base64.b64decode(record["data"], validate=True)
+            item = Slot(record["payload"], "bytes", "chunk", len(data))
+            logs[session_id].payloads[item.id] = check_bytes(item, data)
+        elif "erased" in record:
+            mark = record["erased"]
+            logs[session_id].erased[record["payload"]] = (mark["at"], mark["rule"])
+    return logs
+
+
+def _take_event(events: list[Event], event: Event) -> None:
+    previous = events[-1].digest if events else chain_start(event.session)
+    if event.seq != len(events) + 1:
+        raise Corruption(f"event {len(events) + 1} of session {event.session!r} is missing")
+    check_digest(previous, event)
+    events.append(event)
+
+
+def _records(path: Path) -> Iterator[Any]:
+    digest = hashlib.sha256()
+    ended = False
+    try:
+        with zstd.open(path, "rb") as lines:
+            for number, line in enumerate(lines):
+                record = parse(line)
+                if number == 0:
+                    _check_header(path, record)
+                elif "end" in record:
+                    ended = record["end"] == "sha256:" + digest.hexdigest()
+                    break
+                else:
+                    yield record
+                digest.update(line)
+    except FileNotFoundError:
+        raise InvalidInput(f"there is no export at {str(path)!r}") from None
+    except (zstd.ZstdError, EOFError, ValueError) as error:
+        raise Corruption(f"{str(path)!r} is damaged or no export: {error}") from error
+    if not ended:
+        raise Corruption(f"{str(path)!r} is cut short or altered: its closing digest is wrong")
+
+
+def _check_header(path: Path, record: Any) -> None:
+    if not isinstance(record, dict) or record.get("format") != FORMAT:
+        raise InvalidInput(f"{str(path)!r} is no Holdfast export")
+    if record.get("v") != FORMAT_VERSION:
+        raise StoreNewer(
+            f"{str(path)!r} has export format {record.get('v')!r}; this release reads "
+            f"{FORMAT_VERSION}: upgrade Holdfast"
+        )

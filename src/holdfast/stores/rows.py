@@ -1,0 +1,312 @@
+"""What every store decides alike about rows: listings, cursors, refusals, imports and erasure.
+
+Stores differ in how they keep bytes. What a page is, who matches a filter, which error says what,
+and how an erased value looks is the same everywhere and stands here once.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from holdfast.core import status
+from holdfast.core.errors import (
+    Corruption,
+    ImportConflict,
+    InboxConflict,
+    InboxConsumed,
+    InboxItemNotFound,
+    InvalidInput,
+    InvalidRef,
+    LeaseHeld,
+    LeaseLost,
+    PayloadNotFound,
+    ReadOnlySession,
+    SettingsConflict,
+)
+from holdfast.core.events import Event
+from holdfast.core.ids import check_key, friendly_name
+from holdfast.core.payloads import (
+    Erased,
+    Slot,
+    digest_form,
+    from_record,
+    is_slot,
+    manifest_slots,
+    to_record,
+    walk,
+)
+from holdfast.core.records import canonical
+from holdfast.core.state import State
+from holdfast.stores.port import (
+    InboxDraft,
+    InboxItem,
+    Lease,
+    LeaseInfo,
+    SessionFilter,
+    SessionInfo,
+)
+
+INBOX_KINDS = frozenset({"message", "answer", "expiry", "stop", "budget", "child_ended"})
+
+
+def check_page(after: int, before: int | None, limit: int) -> None:
+    """Refuse bounds that no page has."""
+    if after < 0 or limit < 1 or (before is not None and before < 1):
+        raise InvalidInput(
+            f"no page is after {after}, before {before} with limit {limit}; bounds are exclusive, "
+            "start at 0 and the limit is at least 1"
+        )
+
+
+def write_cursor(order: int) -> str:
+    """Return the cursor that continues a listing below an order number."""
+    return base64.urlsafe_b64encode(f"o{order}".encode()).decode().rstrip("=")
+
+
+def read_cursor(cursor: str | None) -> int:
+    """Return the order number below which a listing continues."""
+    if cursor is None:
+        return 2**62
+    try:
+        text = base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)).decode()
+        if text[:1] != "o":
+            raise ValueError(text)
+        return int(text[1:])
+    except (ValueError, binascii.Error):
+        raise InvalidInput(f"{cursor!r} is no cursor; pass one that a listing returned") from None
+
+
+def shown_status(state: State, live: bool) -> str:
+    """Return the status as readers see it: running only while a live lease stands behind it."""
+    if state.status == status.RUNNING and not live:
+        return status.INTERRUPTED
+    return state.status
+
+
+def info_of(state: State, live: bool, imported: bool, waiting: int) -> SessionInfo:
+    """Return a session's row of a listing."""
+    return SessionInfo(
+        id=state.session,
+        name=friendly_name(state.session),
+        tenant=state.tenant,
+        kind=state.kind,
+        agent=state.agent,
+        status=shown_status(state, live),
+        seq=state.seq,
+        started_at=state.started_at,
+        updated_at=state.updated_at,
+        turns=state.counters.get("turn", 0),
+        head=state.head,
+        usd=state.spend.usd,
+        tokens=state.spend.tokens,
+        unknown_usd=state.spend.unknown_usd,
+        last_turn=state.last_turn,
+        parent=None if state.parent is None else state.parent.get("session"),
+        origin=None if state.origin is None else state.origin.get("session"),
+        labels=state.labels,
+        imported=imported,
+        inbox=waiting,
+    )
+
+
+def matches(info: SessionInfo, where: SessionFilter | None) -> bool:
+    """Tell whether a session belongs into a listing."""
+    if where is None:
+        return True
+    named = ("tenant", "status", "kind", "agent", "parent")
+    wanted = all(getattr(where, n) in (None, getattr(info, n)) for n in named)
+    return wanted and (where.label is None or info.labels.get(where.label[0]) == where.label[1])
+
+
+def check_same_start(stored: Event, wanted: Event) -> None:
+    """Raise SettingsConflict where a session exists with another beginning."""
+    if digest_form(stored.data) != digest_form(wanted.data):
+        raise SettingsConflict(
+            f"session {stored.session!r} exists with other settings; use them or another id",
+            session=stored.session,
+        )
+
+
+def check_draft(draft: InboxDraft) -> None:
+    """Refuse an inbox item that nobody could consume."""
+    check_key(draft.key, "inbox key")
+    if draft.call_id is not None:
+        check_key(draft.call_id, "call id")
+    if draft.kind not in INBOX_KINDS:
+        raise InvalidInput(f"unknown inbox kind {draft.kind!r}; use one of {sorted(INBOX_KINDS)}")
+    if draft.content is not None and draft.content.data is None:
+        raise InvalidInput(f"the content of inbox item {draft.key!r} comes without its bytes")
+
+
+def same_item(stored: InboxItem, draft: InboxDraft) -> InboxItem:
+    """Return the stored item where the draft asks the same again; raise InboxConflict otherwise."""
+    content = None if stored.content is None else stored.content.id
+    wanted = None if draft.content is None else draft.content.id
+    if (stored.key, stored.kind, stored.call_id, content) == (
+        draft.key,
+        draft.kind,
+        draft.call_id,
+        wanted,
+    ):
+        return stored
+    what = f"call {stored.call_id!r}" if stored.call_id else f"key {stored.key!r}"
+    raise InboxConflict(
+        f"the inbox of {stored.session!r} has another item for {what}, a {stored.kind!r} of "
+        f"{stored.at}; the first one counts",
+        stored=stored,
+    )
+
+
+def check_consumable(session_id: str, key: str, item: InboxItem | None) -> None:
+    """Refuse to consume what is not there or was consumed already."""
+    if item is None:
+        raise InboxItemNotFound(f"the inbox of {session_id!r} has no item {key!r}")
+    if item.consumed_seq is not None:
+        raise InboxConsumed(
+            f"inbox item {key!r} of {session_id!r} was consumed by event {item.consumed_seq}"
+        )
+
+
+def held_error(info: LeaseInfo) -> LeaseHeld:
+    """Return the error that says who drives a session."""
+    return LeaseHeld(
+        f"session {info.session!r} is driven by {info.holder} (owner {info.owner!r}, epoch "
+        f"{info.epoch}); wait for it, stop it, or put a message into the inbox",
+        holder=info.holder,
+        owner=info.owner,
+        epoch=info.epoch,
+    )
+
+
+def lost_error(lease: Lease, info: LeaseInfo | None) -> LeaseLost:
+    """Return the error that says who took a lease over."""
+    by = "nobody holds it now" if info is None else f"{info.holder} holds epoch {info.epoch}"
+    return LeaseLost(
+        f"the lease of epoch {lease.epoch} on session {lease.session!r} is lost: {by}; nothing "
+        "was written, acquire it again",
+        holder=None if info is None else info.holder,
+        owner=None if info is None else info.owner,
+    )
+
+
+def imported_error(session_id: str) -> ReadOnlySession:
+    """Return the error that says a copy has open work."""
+    return ReadOnlySession(
+        f"session {session_id!r} is an imported copy with open work; take it over only if its "
+        "original will not go on, or fork it"
+    )
+
+
+def foreign_error(session_id: str, payload_id: str) -> InvalidRef:
+    """Return the error for a ref that this session has no right to."""
+    return InvalidRef(
+        f"session {session_id!r} has no payload {payload_id!r}: refer only to what this session "
+        "stored, or pass the bytes along",
+        payload=payload_id,
+    )
+
+
+def erased_error(payload_id: str, at: str, rule: str) -> PayloadNotFound:
+    """Return the error that tells erased from missing."""
+    return PayloadNotFound(
+        f"payload {payload_id!r} was erased at {at} by rule {rule!r}",
+        payload=payload_id,
+        erased_at=at,
+        rule=rule,
+    )
+
+
+def missing_error(session_id: str, payload_id: str) -> Corruption:
+    """Return the error for a payload that should be there and is not."""
+    return Corruption(
+        f"payload {payload_id!r} of session {session_id!r} is missing: restore it from an export",
+        payload=payload_id,
+        session=session_id,
+    )
+
+
+def slots_with_inner(
+    events: Iterable[Event],
+    payloads: dict[str, bytes],
+    erased: dict[str, tuple[str, str]] | None = None,
+) -> Iterator[Slot]:
+    """Yield every slot of imported events and of the manifests among them, each one once.
+
+    A payload that is neither given nor erased makes the import incomplete.
+    """
+    queue = [item for event in events for item in walk(event.data)]
+    seen: set[str] = set()
+    while queue:
+        item = queue.pop()
+        if item.id in seen:
+            continue
+        seen.add(item.id)
+        if erased and item.id in erased:
+            item = replace(item, data=None, erased=Erased(*erased[item.id]))
+        yield item
+        if item.inline or item.erased is not None:
+            continue
+        if item.id not in payloads:
+            raise Corruption(f"the import lacks payload {item.id!r}", payload=item.id)
+        queue.extend(manifest_slots(item, payloads[item.id]))
+
+
+def has_open_work(state: State) -> bool:
+    """Tell whether someone may be driving the original of a copy."""
+    return state.turn is not None or bool(state.calls)
+
+
+def forward(session_id: str, stored: Sequence[Event], copy: Sequence[Event]) -> list[Event]:
+    """Return the events that a copy adds to the stored log; raise ImportConflict if it differs."""
+    common = min(len(stored), len(copy))
+    if common and stored[common - 1].digest != copy[common - 1].digest:
+        first = next(a.seq for a, b in zip(stored, copy, strict=False) if a.digest != b.digest)
+        raise ImportConflict(
+            f"session {session_id!r} differs from the stored one from event {first} on; import it "
+            "into another store, or fork the one you want to keep",
+            session=session_id,
+            seq=first,
+        )
+    return list(copy[len(stored) :])
+
+
+def count_places(events: Iterable[Event], payload_id: str) -> int:
+    """Return in how many places of a log a value stands."""
+    return sum(item.id == payload_id for event in events for item in walk(event.data))
+
+
+def erase_in(event: Event, payload_id: str, at: str, rule: str) -> Event:
+    """Return an event with one value replaced by its tombstone; its digest still holds."""
+    data = _erase(event.data, payload_id, Erased(at, rule))
+    return event if data is event.data else replace(event, data=data)
+
+
+def erase_item(item: InboxItem, payload_id: str) -> InboxItem:
+    """Return an inbox item without an erased value."""
+    if item.content is None or item.content.id != payload_id:
+        return item
+    return replace(item, content=None)
+
+
+def _erase(part: Any, payload_id: str, mark: Erased) -> Any:
+    if isinstance(part, dict):
+        if is_slot(part):
+            item = from_record(part)
+            if item.id != payload_id:
+                return part
+            return to_record(replace(item, data=None, erased=mark))
+        new = {key: _erase(value, payload_id, mark) for key, value in part.items()}
+        return part if all(new[key] is part[key] for key in part) else new
+    if isinstance(part, list):
+        items = [_erase(value, payload_id, mark) for value in part]
+        return part if all(a is b for a, b in zip(items, part, strict=True)) else items
+    return part
+
+
+def snapshot_check(seq: int, version: int, digest: str, body: bytes) -> bytes:
+    """Return what a state snapshot's own checksum covers."""
+    return canonical({"digest": digest, "fold": version, "seq": seq}) + body
