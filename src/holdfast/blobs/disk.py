@@ -48,6 +48,10 @@ class Disk:
         """Give a file another name in one step, replacing what has that name."""
         os.replace(source, target)
 
+    def touch(self, path: Path) -> None:
+        """Make a file as young as one just written."""
+        os.utime(path)
+
     def unlink(self, path: Path) -> None:
         """Remove a file; one that is not there is fine."""
         path.unlink(missing_ok=True)
