@@ -71,7 +71,6 @@ class WireServer:
                 await self.plays.pop(0)(Connection(reader, writer))
                 if writer.is_closing():
                     break
-        writer.close()
 
 
 async def _read_request(reader: asyncio.StreamReader) -> Request | None:
@@ -98,6 +97,9 @@ async def wire_server(*plays: Play):
         tasks.add(task)
         with suppress(asyncio.CancelledError):
             await server.serve(reader, writer)
+        writer.close()
+        with suppress(ConnectionError):
+            await writer.wait_closed()
 
     listener = await asyncio.start_server(handle, "127.0.0.1", 0)
     server.url = f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}"

@@ -46,7 +46,7 @@ def model_from_name(
     if match is None:
         raise InvalidSettings(
             f"model {name!r} is not a model name: use 'script:FILE', 'PROVIDER:MODEL' "
-            "(as in 'anthropic:claude-sonnet-4-5') or 'openai-compatible:MODEL@URL'"
+            "(as in 'anthropic:claude-sonnet-5-5') or 'openai-compatible:MODEL@URL'"
         )
     provider, model, url = match.group("provider", "model", "url")
     _check_url(url, name)

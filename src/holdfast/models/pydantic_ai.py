@@ -133,11 +133,20 @@ class PydanticAiModel:
                     if delta := _delta(event):
                         show(on_delta, delta)
             response = stream.get()
-        if response.state == "incomplete" and response.finish_reason is None:
-            raise ConnectionDropped(f"the reply of {self._name!r} broke off before its end")
+            if not self._ended(response):
+                raise ConnectionDropped(f"the reply of {self._name!r} broke off before its end")
         if response.finish_reason == "content_filter" and not from_provider(response).text:
             raise ContentRefused(f"{self._name!r} refused to answer: its content filter stepped in")
         return response
+
+    def _ended(self, response: ModelResponse) -> bool:
+        """Say whether a stream came to its end: one that was cut may look whole."""
+        if response.finish_reason is None or response.state == "incomplete":
+            return False
+        # pydantic-ai makes up a reason to stop for servers that never send one; OpenAI always does.
+        made_up = "finish_reason" not in (response.provider_details or {})
+        refused = response.finish_reason == "content_filter"
+        return refused or not (made_up and self._model.system == "openai")
 
     def _settings(self, request: ModelRequest) -> ModelSettings:
         system = self._model.system
