@@ -15,7 +15,6 @@ import _thread
 import ctypes
 import os
 import resource
-import signal
 import sys
 
 TYPE_CHECKING = False
@@ -40,6 +39,7 @@ _M_ARENA_MAX = -8
 _THREAD_STACK_BYTES = 2 << 20
 _WORKER_UIDS = 0x70000000  # a range that distributions, containers and people leave alone
 _NOBODY = 65534
+_SIGKILL = 9
 _NO_DESCRIPTOR_ABOVE = 0x7FFFFFFF
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -343,7 +343,7 @@ def _set_capabilities(capabilities: set[int]) -> None:
 def _die_with_parent(parent_pid: int | None) -> None:
     # Set after the change of user, which clears it; checked after it is set, lest a parent that
     # died in between leaves an orphan.
-    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    _prctl(_PR_SET_PDEATHSIG, _SIGKILL)
     if parent_pid is not None and os.getppid() != parent_pid:
         raise Unconfined(f"the parent {parent_pid} has ended")
 
