@@ -117,10 +117,26 @@ def data_of(fact: Fact, slot_form: Callable[[Slot], Record] = to_record) -> Reco
         if shape == "slot":
             out[name] = slot_form(value)
         elif shape == "slots":
+            _check_keys(fact, name, value)
             out[name] = {key: slot_form(item) for key, item in value.items()}
         else:
+            _check_keys(fact, name, value)
             out[name] = value
     return out
+
+
+def _check_keys(fact: Fact, name: str, value: Any) -> None:
+    """Refuse a plain object that readers would take for a value or a ref."""
+    if isinstance(value, dict):
+        for key, part in value.items():
+            if isinstance(key, str) and key.startswith("$"):
+                raise InvalidRecord(
+                    f"{fact.TYPE}.{name} has the key {key!r}; keys that begin with '$' are reserved"
+                )
+            _check_keys(fact, name, part)
+    elif isinstance(value, list):
+        for part in value:
+            _check_keys(fact, name, part)
 
 
 def slots_of(fact: Fact) -> Iterator[Slot]:

@@ -124,7 +124,13 @@ def _payloads(slots: Iterable[Slot]) -> tuple[dict[str, Slot], dict[str, Slot]]:
         item = queue.pop()
         if item.erased is not None:
             raise InvalidRef(f"payload {item.id!r} was erased and cannot be referred to again")
-        if item.inline or item.id in given:
+        if item.inline:
+            if item.data is not None:
+                check_bytes(item, item.data)
+            continue
+        seen = given.get(item.id)
+        # Equal bytes may stand as a user's text too: only the manifest says what it refers to.
+        if seen is not None and (item.encoding != "manifest" or seen.encoding == "manifest"):
             continue
         if item.id not in refs or item.encoding == "manifest":
             refs[item.id] = item.bare()

@@ -99,7 +99,10 @@ def to_record(item: Slot) -> Record:
     if item.encoding == "bytes":
         text = base64.b64encode(item.data).decode()
     else:
-        text = item.data.decode()
+        try:
+            text = item.data.decode()
+        except UnicodeDecodeError as error:
+            raise InvalidRef(f"the {item.encoding} value {item.id!r} is no UTF-8") from error
     return {"$v": text, "encoding": item.encoding, "kind": item.kind}
 
 
@@ -108,7 +111,8 @@ def from_record(record: Any) -> Slot:
     if not isinstance(record, dict):
         raise InvalidRef(f"expected a value or a ref, got {type(record).__name__}")
     encoding, kind = record.get("encoding"), record.get("kind")
-    if encoding not in ENCODINGS or kind not in KINDS:
+    known = isinstance(encoding, str) and isinstance(kind, str)
+    if not known or encoding not in ENCODINGS or kind not in KINDS:
         raise InvalidRef(f"a ref has encoding {encoding!r} and kind {kind!r}, which are not known")
     if "$v" in record:
         return _inline(record["$v"], encoding, kind)
@@ -116,6 +120,8 @@ def from_record(record: Any) -> Slot:
     if type(size) is not int or size < 0:
         raise InvalidRef(f"a ref has the size {size!r}")
     mark = record.get("$erased")
+    if mark is not None and not (isinstance(mark, dict) and {"at", "rule"} <= mark.keys()):
+        raise InvalidRef(f"the tombstone of {record.get('$ref')!r} lacks its time or rule")
     erased = None if mark is None else Erased(str(mark["at"]), str(mark["rule"]))
     return Slot(check_content_id(record.get("$ref")), encoding, kind, size, None, erased)
 

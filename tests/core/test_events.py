@@ -1,0 +1,181 @@
+"""Events chain by their digests, read back as they were, and tolerate a newer release's types."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from walks import AT, begin, choices, walk
+
+from holdfast.core import events as events_module
+from holdfast.core import facts
+from holdfast.core.errors import Corruption, InvalidRecord
+from holdfast.core.events import (
+    FACTS,
+    Event,
+    chain_start,
+    check_digest,
+    data_of,
+    event_digest,
+    event_from_line,
+    event_to_line,
+    fact_from_data,
+    now,
+    stamp,
+)
+from holdfast.core.payloads import slot
+from holdfast.core.state import empty, fold
+
+
+@given(choices)
+@settings(max_examples=60)
+def test_every_event_of_a_history_survives_its_line_and_its_digest_holds(picks):
+    log, _ = walk(picks)
+    previous = chain_start("s-1")
+    for seq, event in enumerate(log, 1):
+        again = event_from_line("s-1", event_to_line(event))
+        assert again == event
+        assert again.seq == seq
+        assert data_of(again.fact()) == event.data
+        check_digest(previous, again)
+        previous = event.digest
+
+
+def test_the_chain_begins_with_the_session_id():
+    log, _ = walk([(0, "hi")])
+    with pytest.raises(Corruption, match="event 1 of session 's-2'"):
+        check_digest(chain_start("s-2"), replace(log[0], session="s-2"))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"seq": 3},
+        {"type": "turn.put"},
+        {"version": 2},
+        {"at": "2030-01-02T03:04:05.678902Z"},
+        {"digest": "0" * 64},
+        {"data": {"role": "user"}},
+        {"at": "yesterday"},
+    ],
+    ids=str,
+)
+def test_any_change_of_an_event_breaks_its_digest(change):
+    log, _ = walk([(0, "hi")])
+    with pytest.raises(Corruption):
+        check_digest(log[0].digest, replace(log[1], **change))
+
+
+def test_a_flipped_bit_in_an_inline_value_breaks_the_digest():
+    log, _ = walk([(0, "hi")])
+    message = log[2]
+    content = message.data["content"] | {"$v": "ho"}
+    with pytest.raises(Corruption):
+        check_digest(log[1].digest, replace(message, data=message.data | {"content": content}))
+
+
+def test_erasing_a_value_leaves_the_digest_as_it_was():
+    log, _ = walk([(0, "hi")])
+    message = log[2]
+    item = slot("hi", "message")
+    erased = item.ref() | {"$erased": {"at": AT, "rule": "asked"}}
+    check_digest(log[1].digest, replace(message, data=message.data | {"content": erased}))
+
+
+def test_defaults_are_left_out_so_that_a_new_optional_field_needs_no_version():
+    assert data_of(facts.SessionStarted()) == {}
+    assert fact_from_data(facts.SessionStarted, {}) == facts.SessionStarted()
+
+
+@pytest.mark.parametrize(
+    ("data", "complaint"),
+    [
+        ({}, "lacks the field 'turn'"),
+        ({"turn": "1", "status": "open"}, "turn.put.turn"),
+        ({"turn": 1, "status": "open", "mood": "good"}, r"unknown fields \['mood'\]"),
+    ],
+)
+def test_data_that_does_not_fit_its_type_is_named(data, complaint):
+    with pytest.raises(InvalidRecord, match=complaint):
+        fact_from_data(facts.TurnPut, data)
+
+
+def test_stored_data_that_does_not_fit_is_corruption_of_that_event():
+    event = Event("s-1", 7, "turn.put", 1, AT, {}, "0" * 64)
+    with pytest.raises(Corruption, match="event 7 of 's-1'"):
+        event.fact()
+
+
+@pytest.mark.parametrize("line", [b"[]", b"3", b"{}", b'{"seq":"1"}', b"\xff", b"null"])
+def test_a_line_that_is_no_event_is_corruption(line):
+    with pytest.raises(Corruption):
+        event_from_line("s-1", line)
+
+
+def _append_raw(log: list[Event], kind: str, version: int, data: dict[str, object]) -> Event:
+    last = log[-1]
+    digest = event_digest(last.digest, last.seq + 1, kind, version, AT, data)
+    return Event(last.session, last.seq + 1, kind, version, AT, data, digest)
+
+
+@pytest.mark.parametrize(("kind", "version"), [("turn.dreamt", 1), ("turn.started", 99)])
+def test_a_newer_event_is_kept_proven_and_makes_the_session_read_only(kind, version):
+    log, states = walk([(0, "hi")])
+    newer = _append_raw(log, kind, version, {"colour": "blue"})
+    check_digest(log[-1].digest, newer)
+    assert event_from_line("s-1", event_to_line(newer)) == newer
+    assert not newer.known
+    with pytest.raises(InvalidRecord, match="upgrade"):
+        newer.fact()
+    state = fold(states[-1], [newer])
+    assert state.seq == newer.seq
+    assert kind in (state.read_only or "")
+    later = fold(state, [_append_raw([*log, newer], "session.stopped", 1, {})])
+    assert later.read_only == state.read_only
+
+
+def test_an_old_version_is_upcast_after_its_digest_was_checked(monkeypatch):
+    monkeypatch.setattr(facts.TurnPut, "VERSION", 3)
+    monkeypatch.setitem(
+        events_module.UPCASTS,
+        ("turn.put", 1),
+        lambda data: {key: value for key, value in data.items() if key != "state"}
+        | {"status": data["state"]},
+    )
+    monkeypatch.setitem(
+        events_module.UPCASTS, ("turn.put", 2), lambda data: data | {"steps": data["steps"] * 2}
+    )
+    log, _ = walk([(0, "hi")])
+    old = _append_raw(log, "turn.put", 1, {"turn": 1, "state": "failed", "steps": 2})
+    check_digest(log[-1].digest, old)
+    assert old.fact() == facts.TurnPut(turn=1, status="failed", steps=4)
+    assert old.data == {"turn": 1, "state": "failed", "steps": 2}
+
+
+def test_every_fact_says_its_own_type_once():
+    assert len(FACTS) == len({cls.TYPE for cls in FACTS.values()}) == 42
+    assert all(cls.VERSION >= 1 for cls in FACTS.values())
+
+
+def test_stored_times_are_utc_with_microseconds():
+    event = stamp(chain_start("s-1"), "s-1", 1, now(), facts.SessionStarted())
+    check_digest(chain_start("s-1"), event)
+
+
+@pytest.mark.parametrize("key", ["$ref", "$v", "$erased"])
+@pytest.mark.parametrize("field", ["labels", "parent", "origin"])
+def test_plain_fields_cannot_be_written_in_the_form_of_a_ref(field, key):
+    with pytest.raises(InvalidRecord):
+        begin(**{field: {key: "sha256:" + "0" * 64}})
+
+
+def test_named_inputs_cannot_be_written_in_the_form_of_a_ref():
+    fact = facts.TurnStarted(turn=1, inputs={"$ref": slot("x", "input")})
+    with pytest.raises(InvalidRecord):
+        stamp(chain_start("s-1"), "s-1", 1, AT, fact)
+    nested = facts.TurnStarted(turn=1, limits={"usd": {"$v": "x"}})
+    with pytest.raises(InvalidRecord):
+        stamp(chain_start("s-1"), "s-1", 1, AT, nested)
+
+
+def test_an_empty_state_is_what_the_chain_begins_with():
+    assert empty("s-1").digest == chain_start("s-1")

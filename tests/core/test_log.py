@@ -1,0 +1,184 @@
+"""`extend` decides for every store what may be appended and what it becomes."""
+
+import pytest
+from hypothesis import given, settings
+from walks import AT, begin, choices, walk
+
+from holdfast.core import facts
+from holdfast.core.errors import (
+    Corruption,
+    HeadConflict,
+    IllegalTransition,
+    InvalidId,
+    InvalidInput,
+    InvalidRef,
+    ReadOnlySession,
+)
+from holdfast.core.events import Event, chain_start, check_digest, event_digest
+from holdfast.core.heads import EdgeDraft, HeadDraft
+from holdfast.core.log import extend
+from holdfast.core.payloads import Erased, Slot, manifest, slot, to_record
+from holdfast.core.state import State, fold
+from holdfast.core.status import LEGAL, STATUSES, check_legal
+
+BIG = slot("b" * 600, "message")
+
+
+def running() -> State:
+    return extend(begin().state, [facts.TurnStarted(turn=1)], at=AT).state
+
+
+def message(number: int, content: Slot) -> facts.MessageAppended:
+    return facts.MessageAppended(message=number, role="user", content=content)
+
+
+@given(choices)
+@settings(max_examples=60)
+def test_seqs_are_gap_free_and_every_digest_follows(picks):
+    log, _ = walk(picks)
+    assert [event.seq for event in log] == list(range(1, len(log) + 1))
+    previous = chain_start("s-1")
+    for event in log:
+        check_digest(previous, event)
+        previous = event.digest
+
+
+@pytest.mark.parametrize(
+    "new",
+    [
+        [facts.TurnStarted(turn=2)],
+        [facts.TurnStarted(turn=0)],
+        [message(2, BIG)],
+        [message(1, BIG), message(1, BIG)],
+        [facts.SessionCompacted(message=2, content=BIG)],
+    ],
+    ids=str,
+)
+def test_an_entity_must_have_the_next_number_of_its_kind(new):
+    with pytest.raises(InvalidInput, match="the next"):
+        extend(begin().state, new, at=AT)
+
+
+def call(call_id: str) -> facts.CallRequested:
+    return facts.CallRequested(
+        call_id=call_id, name="f", executor="server", effect="once", arguments=slot(1, "arguments")
+    )
+
+
+def test_a_call_has_one_id_and_one_outcome():
+    state = extend(running(), [call("a")], at=AT).state
+    with pytest.raises(InvalidInput, match="'a' is open already"):
+        extend(state, [call("a")], at=AT)
+    done = facts.CallResolved(call_id="a", outcome="ok")
+    with pytest.raises(InvalidInput, match="'a' is not open"):
+        extend(state, [done, done], at=AT)
+    with pytest.raises(InvalidInput, match="'b' is not open"):
+        extend(state, [facts.CallSuspended(call_id="b")], at=AT)
+    with pytest.raises(InvalidId):
+        extend(state, [call("two words")], at=AT)
+
+
+def test_an_append_of_nothing_is_refused():
+    with pytest.raises(InvalidInput, match="at least one event"):
+        extend(begin().state, [], at=AT)
+
+
+def test_a_read_only_session_takes_nothing():
+    state = begin().state
+    digest = event_digest(state.digest, 2, "moon.risen", 1, AT, {})
+    state = fold(state, [Event("s-1", 2, "moon.risen", 1, AT, {}, digest)])
+    with pytest.raises(ReadOnlySession, match=r"moon\.risen"):
+        extend(state, [facts.SessionStopped()], at=AT)
+
+
+def test_payloads_are_gathered_with_their_bytes_and_manifests_are_followed():
+    part, small = slot("p" * 700, "chunk"), slot("tiny", "chunk")
+    names = manifest({"x": to_record(part), "y": to_record(small)}, "vars")
+    batch = extend(
+        begin().state, [facts.VarsCheckpointed(vars=names), message(1, BIG)], at=AT, payloads=[part]
+    )
+    assert set(batch.payloads) == {names.id, part.id, BIG.id}
+    assert set(batch.refs) == {names.id, part.id, BIG.id}
+
+
+def test_a_ref_without_bytes_is_demanded_of_the_store():
+    batch = extend(begin().state, [message(1, BIG.bare())], at=AT)
+    assert (batch.payloads, set(batch.refs)) == ({}, {BIG.id})
+
+
+def test_bytes_that_are_not_what_their_id_says_are_refused():
+    lie = Slot(BIG.id, "text", "message", BIG.size, b"x" * 600)
+    with pytest.raises(Corruption):
+        extend(begin().state, [message(1, lie)], at=AT)
+
+
+def test_inline_bytes_that_are_not_what_their_id_says_are_refused():
+    lie = Slot(slot("yes", "message").id, "text", "message", 2, b"no")
+    with pytest.raises(Corruption):
+        extend(begin().state, [message(1, lie)], at=AT)
+
+
+def test_an_erased_value_cannot_be_referred_to_again():
+    gone = Slot(BIG.id, "text", "message", BIG.size, None, Erased(AT, "asked"))
+    with pytest.raises(InvalidRef, match="erased"):
+        extend(begin().state, [message(1, gone)], at=AT)
+
+
+def test_a_manifest_is_followed_even_where_equal_bytes_stand_as_text_beside_it():
+    part = slot("p" * 700, "chunk")
+    names = manifest({"pad": "-" * 600, "x": to_record(part)}, "vars")
+    twin = Slot(names.id, "text", "message", names.size, names.data)
+    for order in ([twin, names], [names, twin]):
+        batch = extend(begin().state, [message(1, BIG)], at=AT, payloads=order)
+        assert part.id in batch.refs
+
+
+def test_nothing_is_half_done_when_a_later_fact_is_refused():
+    state = begin().state
+    with pytest.raises(IllegalTransition):
+        extend(state, [message(1, BIG), facts.StepStarted(step=1, turn=1, ordinal=1)], at=AT)
+    assert extend(state, [message(1, BIG)], at=AT).events[0].seq == 2
+
+
+def test_a_head_is_refused_on_an_unexpected_basis():
+    state = begin().state
+    first = extend(state, [], head=HeadDraft(kind="compaction", expected_basis=None), at=AT)
+    assert first.head is not None
+    with pytest.raises(HeadConflict) as caught:
+        extend(first.state, [], head=HeadDraft(kind="compaction", expected_basis=None), at=AT)
+    assert caught.value.details["current"] == first.head.id
+    right = HeadDraft(kind="compaction", expected_basis=first.head.id)
+    second = extend(first.state, [], head=right, at=AT)
+    assert second.head is not None
+    assert second.head.basis == first.head.id
+
+
+def test_an_edge_of_the_same_append_leads_to_its_head():
+    edge = EdgeDraft(type="derivation", from_session="s-0", to_session="s-1", from_head="h")
+    batch = extend(begin().state, [], head=HeadDraft(kind="compaction"), edges=[edge], at=AT)
+    assert batch.head is not None
+    assert batch.events[-1].data["to_head"] == batch.head.id
+    assert batch.state.derived
+    with pytest.raises(InvalidInput, match="needs the head"):
+        extend(begin().state, [], edges=[edge], at=AT)
+
+
+def test_the_status_table_refuses_what_is_not_legal_and_names_what_would_be():
+    with pytest.raises(IllegalTransition, match="legal in: idle") as caught:
+        extend(running(), [facts.TurnStarted(turn=2)], at=AT)
+    assert caught.value.details == {"status": "running", "event": "turn.started"}
+
+
+@pytest.mark.parametrize("event_type", sorted(LEGAL))
+def test_the_status_table_is_what_the_log_enforces(event_type):
+    for status in ("new", *STATUSES):
+        if status in LEGAL[event_type]:
+            check_legal(status, event_type)
+        else:
+            with pytest.raises(IllegalTransition):
+                check_legal(status, event_type)
+
+
+def test_an_ended_session_only_takes_lineage():
+    assert {kind for kind, legal in LEGAL.items() if "stopped" in legal} == {"lineage.added"}
+    assert {kind for kind, legal in LEGAL.items() if "new" in legal} == {"session.started"}
