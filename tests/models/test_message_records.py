@@ -20,12 +20,12 @@ from holdfast.core.messages import (
     ToolResult,
     assistant,
     binaries_of,
-    content_id,
     from_record,
     observation,
     to_record,
     user,
 )
+from holdfast.core.records import canonical, digest_id
 
 optional_text = st.none() | st.text(max_size=8)
 notes = st.none() | st.builds(
@@ -77,9 +77,10 @@ def test_a_message_comes_back_from_its_record_and_binaries_unchanged(message):
 @given(messages)
 def test_a_record_is_plain_data_and_names_exactly_the_binaries_beside_it(message):
     record, binaries = to_record(message)
+    assert canonical(record)
     assert {type(leaf) for leaf in leaves(record)} <= {str, int, bool, type(None)}
     assert sorted(binaries_of(record)) == sorted(binaries)
-    assert all(content_id(data) == name for name, data in binaries.items())
+    assert all(digest_id(data) == name for name, data in binaries.items())
 
 
 def test_the_record_form_is_fixed():

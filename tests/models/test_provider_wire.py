@@ -16,8 +16,11 @@ from wire_formats import (
     anthropic_message,
     openai_chat,
     openai_chat_events,
+    openai_response,
+    openai_response_events,
+    response_text,
 )
-from wire_server import Play, Silence, WireServer, answer, drop_after, stream, wire_server
+from wire_server import Play, Silence, answer, drop_after, stream, wire_server
 
 from holdfast.models import errors
 from holdfast.models.choose import model_from_name
@@ -38,7 +41,13 @@ class Format:
 
 
 FORMATS = {
-    "openai": Format(
+    "openai-responses": Format(
+        "openai:gpt-5-mini@{url}/v1",
+        lambda: openai_response(response_text("Hello.")),
+        openai_response_events,
+        lambda kind, text: {"error": {"message": text, "type": kind, "code": kind}},
+    ),
+    "openai-chat": Format(
         "openai-chat:gpt-4o@{url}/v1",
         openai_chat,
         openai_chat_events,
@@ -191,7 +200,8 @@ async def test_a_rejected_request_is_not_tried_again(
 @pytest.mark.parametrize(
     ("name", "kind", "text"),
     [
-        ("openai", "context_length_exceeded", "maximum context length is 128000 tokens"),
+        ("openai-responses", "context_length_exceeded", "the input exceeds the context window"),
+        ("openai-chat", "context_length_exceeded", "maximum context length is 128000 tokens"),
         ("anthropic", "invalid_request_error", "prompt is too long: 210000 tokens > 200000"),
     ],
 )
@@ -298,5 +308,4 @@ async def test_many_requests_at_once_share_one_model(wire, make_request):
     async with provider(wire, *(answer(wire.body()) for _ in range(20))) as (server, model):
         replies = await asyncio.gather(*(model.request(make_request()) for _ in range(20)))
     assert {reply.message.text for reply in replies} == {"Hello."}
-    assert isinstance(server, WireServer)
     assert len(server.requests) == 20

@@ -85,6 +85,41 @@ def response_text(text: str) -> dict[str, Any]:
     }
 
 
+def openai_response_events(*texts: str) -> list[str]:
+    item = {"type": "message", "id": "msg_1", "role": "assistant"}
+    part = {"type": "output_text", "text": "", "annotations": []}
+    place = {"item_id": "msg_1", "output_index": 0, "content_index": 0}
+    whole = "".join(texts)
+    events: list[dict[str, Any]] = [
+        {
+            "type": "response.created",
+            "response": {**openai_response(), "status": "in_progress", "usage": None},
+        },
+        {
+            "type": "response.output_item.added",
+            "output_index": 0,
+            "item": {**item, "status": "in_progress", "content": []},
+        },
+        {"type": "response.content_part.added", **place, "part": part},
+        *(
+            {"type": "response.output_text.delta", **place, "delta": text, "logprobs": []}
+            for text in texts
+        ),
+        {"type": "response.output_text.done", **place, "text": whole, "logprobs": []},
+        {"type": "response.content_part.done", **place, "part": {**part, "text": whole}},
+        {
+            "type": "response.output_item.done",
+            "output_index": 0,
+            "item": response_text(whole),
+        },
+        {"type": "response.completed", "response": openai_response(response_text(whole))},
+    ]
+    return [
+        f"event: {event['type']}\ndata: {json.dumps({**event, 'sequence_number': number})}\n\n"
+        for number, event in enumerate(events)
+    ]
+
+
 def anthropic_message(*content: dict[str, Any], stop: str = "end_turn") -> dict[str, Any]:
     return {
         "id": "msg_01",

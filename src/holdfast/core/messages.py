@@ -10,16 +10,15 @@ so that it can be sent back and never has to be interpreted.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, get_args
 
 from holdfast.core.errors import InvalidInput, InvalidRecord
+from holdfast.core.records import Record, digest_id
 
 Role: TypeAlias = Literal["user", "assistant", "observation"]
 Outcome: TypeAlias = Literal["ok", "error", "denied", "expired", "cancelled", "unknown"]
-Record: TypeAlias = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,11 +147,6 @@ def observation(*parts: str | Text | Image | File | ToolResult) -> Message:
     return Message("observation", _parts(parts))
 
 
-def content_id(data: bytes) -> str:
-    """Return the id under which a record names these bytes."""
-    return "sha256:" + hashlib.sha256(data).hexdigest()
-
-
 def to_record(message: Message) -> tuple[Record, dict[str, bytes]]:
     """Return the message's record, and the bytes that it names, by content id."""
     binaries: dict[str, bytes] = {}
@@ -194,7 +188,7 @@ def _part_to_record(part: Part, binaries: dict[str, bytes]) -> Record:
         case Text() | Reasoning():
             record["text"] = part.text
         case Image() | File():
-            binary = content_id(part.data)
+            binary = digest_id(part.data)
             binaries[binary] = part.data
             record |= {"data": binary, "size": len(part.data), "media_type": part.media_type}
             if part.name is not None:

@@ -11,9 +11,9 @@ import asyncio
 import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Literal, TypeVar
 
+from holdfast.core.events import now
 from holdfast.models.errors import ModelTimeout, ProviderError
 from holdfast.models.port import Attempt
 
@@ -45,7 +45,7 @@ class _Trial:
 
     def __init__(self, attempts: list[Attempt], clock: Callable[[], float], wait: float) -> None:
         self._attempts, self._clock, self._wait = attempts, clock, wait
-        self._started, self._started_at = clock(), _now()
+        self._started, self._started_at = clock(), now()
 
     def ended(
         self, outcome: Literal["ok", "error", "timeout"], error: ProviderError | None = None
@@ -104,7 +104,3 @@ async def with_retries(
 def elapsed_ms(attempts: tuple[Attempt, ...]) -> int:
     """Return the time that all attempts and the waits between them took."""
     return sum(attempt.wait_ms + attempt.duration_ms for attempt in attempts)
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
