@@ -221,7 +221,8 @@ class LeafCalled(Fact):
     occurrence: int  # n-th such call in the eval
     status: str  # ok, error
     request: Slot
-    item: int | None = None  # position in a map_lm
+    item: int = 0  # position in a map_lm
+    width: int = 1  # how many items the call has
     reply: Slot | None = None
     error: Slot | None = None
     model: str | None = None

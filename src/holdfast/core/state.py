@@ -51,6 +51,7 @@ class OpenTurn:
     steps: int = 0
     step_seq: int = 0
     evals: int = 0  # cells of the present step that are stored
+    driven_ms: int = 0  # recorded time of model calls and cells
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,8 +233,13 @@ def _step_put(state: State, fact: Any, event: Event) -> dict[str, Any]:
     if state.turn is not None and state.turn.step == fact.step:
         phase = "replied" if fact.status == "replied" else "opened"
         # A lost call is made again as a new step: it does not use up the turn's steps.
-        steps = state.turn.steps - lost
-        changes["turn"] = replace(state.turn, phase=phase, step_seq=event.seq, steps=steps)
+        changes["turn"] = replace(
+            state.turn,
+            phase=phase,
+            step_seq=event.seq,
+            steps=state.turn.steps - lost,
+            driven_ms=state.turn.driven_ms + (fact.latency_ms or 0),
+        )
     return changes
 
 
@@ -247,7 +253,11 @@ def _message_appended(state: State, fact: Any, event: Event) -> dict[str, Any]:
 def _eval_added(state: State, fact: Any, event: Event) -> dict[str, Any]:
     changes: dict[str, Any] = {"counters": _count(state, "eval", fact.eval), "revivals": 0}
     if state.turn is not None:
-        changes["turn"] = replace(state.turn, evals=state.turn.evals + 1)
+        changes["turn"] = replace(
+            state.turn,
+            evals=state.turn.evals + 1,
+            driven_ms=state.turn.driven_ms + (fact.elapsed_ms or 0),
+        )
     return changes
 
 

@@ -1,0 +1,23 @@
+"""The agent: what is needed to drive a session. Reading a session never needs it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from holdfast.core.ids import check_id
+from holdfast.kernels.surfaces import Surface
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Agent:
+    """A name and version under which sessions are driven, with its surfaces and settings."""
+
+    name: str = "default"
+    version: str = "1"
+    surfaces: tuple[Surface, ...] = ()
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check_id(self.name, "agent name")

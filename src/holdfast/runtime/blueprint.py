@@ -1,0 +1,108 @@
+"""The blueprint: what a session is driven with, as stored in its first event.
+
+Model names, limits, capability, the prompt's text by payload and hash, and the stamps of agent and
+surfaces: revival reads this, never today's defaults. Functions and keys are never part of it; a
+driver that lacks what the stamps name refuses instead of guessing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from holdfast.core.capability import Capability, profile
+from holdfast.core.errors import AgentMissing
+from holdfast.core.facts import SessionStarted
+from holdfast.core.payloads import Slot, from_record, manifest, slot, to_record
+from holdfast.kernels import surfaces as surface_module
+from holdfast.kernels.surfaces import Surface
+from holdfast.runtime import prompt
+from holdfast.runtime.agent import Agent
+from holdfast.runtime.journal import hydrate
+from holdfast.runtime.settings import Settings
+from holdfast.stores.port import SessionStore
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Blueprint:
+    """The settings snapshot of a session."""
+
+    settings: Settings
+    capability: Capability
+    prompt: str
+    stamps: tuple[dict[str, Any], ...] = ()
+    seed: int = 0
+
+    def slots(self) -> tuple[Slot, list[Slot]]:
+        """Return the manifest that stores this, and what it refers to."""
+        text = slot(self.prompt, "settings")
+        record = {
+            "v": 1,
+            "settings": self.settings.to_record(),
+            "capability": self.capability.to_record(),
+            "prompt": to_record(text),
+            "prompt_stamp": prompt.stamp(self.prompt),
+            "surfaces": list(self.stamps),
+            "seed": self.seed,
+        }
+        return manifest(record, "settings"), [text]
+
+
+def draft(
+    settings: Settings, agent: Agent, *, kernel_card: str, capability: Capability | None, seed: int
+) -> Blueprint:
+    """Return the blueprint of a new session."""
+    area = str(Path(settings.work_area or ".").resolve())
+    settings = replace(settings, work_area=area)
+    allowed = tuple(f"{item.module}.{f.name}" for item in agent.surfaces for f in item.functions)
+    gates = capability or profile(settings.profile, area, allowed)  # type: ignore[arg-type]
+    admitted = surface_module.admit(agent.surfaces, gates)
+    text = prompt.compose(
+        kernel_card=kernel_card,
+        model_calls=gates.model_calls,
+        max_fanout=settings.max_fanout,
+        surface_card=surface_module.card(admitted),
+        instructions=settings.instructions,
+    )
+    return Blueprint(
+        settings=settings,
+        capability=gates,
+        prompt=text,
+        stamps=tuple(item.stamp() for item in admitted),
+        seed=seed,
+    )
+
+
+async def load(store: SessionStore, session_id: str) -> tuple[SessionStarted, Blueprint]:
+    """Return a session's first fact and its blueprint."""
+    first = (await store.read_events(session_id, limit=1))[0].fact()
+    assert isinstance(first, SessionStarted)
+    if first.settings is None:
+        raise AgentMissing(
+            f"session {session_id!r} was stored without settings; it can be read, not driven"
+        )
+    record: Any = (await hydrate(store, session_id, first.settings)).value()
+    text: Any = (await hydrate(store, session_id, from_record(record["prompt"]))).value()
+    return first, Blueprint(
+        settings=Settings.from_record(record["settings"]),
+        capability=Capability.from_record(record["capability"]),
+        prompt=text,
+        stamps=tuple(record["surfaces"]),
+        seed=record["seed"],
+    )
+
+
+def match_surfaces(session_id: str, blueprint: Blueprint, agent: Agent) -> tuple[Surface, ...]:
+    """Return the agent's surfaces that a session was started with; refuse where they differ."""
+    admitted = surface_module.admit(agent.surfaces, blueprint.capability)
+    have = {item.id: item.stamp() for item in admitted}
+    for stamp in blueprint.stamps:
+        if have.get(stamp["id"]) != stamp:
+            raise AgentMissing(
+                f"session {session_id!r} was started with surface {stamp['id']!r} version "
+                f"{stamp['version']}, which agent {agent.name!r} does not offer in this form here; "
+                "register it, or fork the session"
+            )
+    wanted = {stamp["id"] for stamp in blueprint.stamps}
+    return tuple(item for item in admitted if item.id in wanted)

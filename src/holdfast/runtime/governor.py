@@ -1,0 +1,106 @@
+"""The governor: limits that are enforced before each call, from what the log says was used.
+
+Everything it needs survives a kill, because it is folded from the log: steps and recorded driving
+time of the turn, spend of the session. Where a limit is in dollars and a cost is unknown, the
+limit cannot be proven to hold, and the turn ends rather than hope.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from decimal import Decimal
+
+from holdfast.core.state import State
+from holdfast.runtime.settings import Settings
+
+WARN_STEPS_LEFT = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Excess:
+    """A limit that is used up."""
+
+    limit: str
+    used: str
+    allowed: str
+
+    @property
+    def message(self) -> str:
+        """Return what to tell people."""
+        return f"{self.limit}: {self.used} used of {self.allowed} allowed"
+
+
+def before_turn(settings: Settings, state: State) -> Excess | None:
+    """Return the limit that forbids another turn."""
+    turns = state.counters.get("turn", 0)
+    if settings.max_turns and turns >= settings.max_turns:
+        return Excess("max_turns", str(turns), str(settings.max_turns))
+    return before_call(settings, state)
+
+
+def before_call(settings: Settings, state: State) -> Excess | None:
+    """Return the spend limit that forbids another model call."""
+    spend = state.spend
+    if settings.max_usd:
+        if spend.unknown_usd:
+            used = f"{spend.usd} and {spend.unknown_usd} calls of unknown cost"
+            return Excess("max_usd", used, settings.max_usd)
+        if Decimal(spend.usd) >= Decimal(settings.max_usd):
+            return Excess("max_usd", spend.usd, settings.max_usd)
+    if settings.max_tokens:
+        if spend.unknown_tokens:
+            used = f"{spend.tokens} and {spend.unknown_tokens} calls of unknown size"
+            return Excess("max_tokens", used, str(settings.max_tokens))
+        if spend.tokens >= settings.max_tokens:
+            return Excess("max_tokens", str(spend.tokens), str(settings.max_tokens))
+    return None
+
+
+def before_step(settings: Settings, state: State, context_tokens: int) -> Excess | None:
+    """Return the limit that forbids another step."""
+    steps = state.turn.steps if state.turn else 0
+    if steps >= settings.max_steps:
+        return Excess("max_steps", str(steps), str(settings.max_steps))
+    if settings.context_tokens:
+        hard = settings.context_tokens * settings.context_hard_percent // 100
+        if context_tokens > hard:
+            return Excess("context_tokens", f"about {context_tokens}", str(hard))
+    return before_call(settings, state)
+
+
+def seconds_left(settings: Settings, state: State) -> float | None:
+    """Return how long the turn may still be driven; None is for ever."""
+    if not settings.turn_seconds or state.turn is None:
+        return None
+    return max(0.0, settings.turn_seconds - state.turn.driven_ms / 1000)
+
+
+def warning(settings: Settings, state: State, context_tokens: int) -> str:
+    """Return what the model should know about limits that are near; empty if none is."""
+    notes = []
+    left = settings.max_steps - (state.turn.steps if state.turn else 0)
+    if left <= WARN_STEPS_LEFT and settings.max_steps > WARN_STEPS_LEFT:
+        notes.append(f"{left} step{'' if left == 1 else 's'} left in this turn: call FINAL in time")
+    soft = settings.context_tokens * settings.context_soft_percent // 100
+    if settings.context_tokens and context_tokens > soft:
+        used = f"about {context_tokens} of {settings.context_tokens} context tokens are used"
+        notes.append(f"{used}: print less")
+    return "\n".join(f"[limit] {note}." for note in notes)
+
+
+UNCHARGED = frozenset({"rate_limited", "quota_exceeded", "authentication_failed", "bad_request"})
+"""Codes of errors with which a provider turns a call away before it costs anything."""
+
+
+def spent_on_failure(code: str) -> tuple[str | None, dict[str, int | None] | None]:
+    """Return (cost, usage) of a call that failed: nothing if it was turned away, else unknown."""
+    if code in UNCHARGED:
+        return "0", {"input_tokens": 0, "output_tokens": 0}
+    return None, None
+
+
+def reservation_tokens(settings: Settings, context_tokens: int) -> int | None:
+    """Return the most tokens that one more call can use, where that is bounded."""
+    if not settings.max_output_tokens:
+        return None
+    return context_tokens + settings.max_output_tokens

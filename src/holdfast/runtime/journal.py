@@ -1,0 +1,99 @@
+"""The journal: a driver's handle on one session's log.
+
+It holds the lease and the state that the log has reached, numbers new facts from that state, and
+appends one batch at a time. After a write whose outcome is unknown it reads the log again before
+anything else: the batch is there and counts, or it is not and is written again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from holdfast.core.errors import OutcomeUnknown
+from holdfast.core.events import Event, data_of
+from holdfast.core.facts import Fact
+from holdfast.core.heads import EdgeDraft, HeadDraft
+from holdfast.core.payloads import Slot, digest_form
+from holdfast.core.state import State
+from holdfast.stores.port import Appended, Lease, SessionStore
+
+Build = Callable[[State], Sequence[Fact]]
+
+
+class Journal:
+    """The one writer of a session, for as long as its lease holds."""
+
+    def __init__(self, store: SessionStore, lease: Lease, state: State) -> None:
+        self.store = store
+        self.lease = lease
+        self.state = state
+        self._lock = asyncio.Lock()
+
+    @property
+    def session(self) -> str:
+        """Return the id of the session."""
+        return self.lease.session
+
+    async def append(
+        self,
+        build: Build,
+        *,
+        head: HeadDraft | None = None,
+        edges: Sequence[EdgeDraft] = (),
+        consumes: Sequence[str] = (),
+        payloads: Sequence[Slot] = (),
+    ) -> Appended:
+        """Append the facts that `build` makes of the present state, as one batch."""
+        async with self._lock:
+            facts = build(self.state)
+
+            async def write() -> Appended:
+                return await self.store.append(
+                    self.lease,
+                    self.state.seq,
+                    facts,
+                    head=head,
+                    edges=edges,
+                    consumes=consumes,
+                    payloads=payloads,
+                )
+
+            try:
+                done = await write()
+            except OutcomeUnknown:
+                done = await self._find(facts) or await write()
+            self.state = done.state
+            return done
+
+    async def _find(self, facts: Sequence[Fact]) -> Appended | None:
+        """Return the batch whose fate was unknown if the log has it."""
+        events = await self.store.read_events(self.session, after=self.state.seq)
+        if not events:
+            return None
+        if not _begins_with(events, facts):
+            raise OutcomeUnknown(f"session {self.session!r} holds another batch than was written")
+        return Appended(tuple(events), await self.store.load_state(self.session))
+
+    async def value(self, item: Slot) -> object:
+        """Return the value of a slot, read from the store where it is not inline."""
+        return (await self.hydrate(item)).value()
+
+    async def hydrate(self, item: Slot) -> Slot:
+        """Return a slot with its bytes."""
+        return await hydrate(self.store, self.session, item)
+
+
+async def hydrate(store: SessionStore, session_id: str, item: Slot) -> Slot:
+    """Return a slot with its bytes, read from the store where it is not inline."""
+    if item.data is not None:
+        return item
+    data = await store.get_payload(session_id, item.id)
+    return Slot(item.id, item.encoding, item.kind, item.size, data)
+
+
+def _begins_with(events: Sequence[Event], facts: Sequence[Fact]) -> bool:
+    return len(events) >= len(facts) and all(
+        event.type == fact.TYPE and digest_form(event.data) == data_of(fact, Slot.ref)
+        for event, fact in zip(events, facts, strict=False)
+    )

@@ -1,0 +1,47 @@
+"""The system prompt: a versioned document of ours, with overlays for what this session has.
+
+The text that a session starts with is stored with it and stamped by its hash, so that a later
+release changes no running session's prompt and a reader sees exactly what the model was told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.resources import files
+
+from holdfast.core.records import digest_id
+
+PROMPT_NAME = "holdfast.system"
+PROMPT_VERSION = 1
+
+LEAF_CARD = """\
+Model calls from code
+- `lm(prompt, system=None)` asks a model one question and returns its text; put what it needs into
+  the prompt. A call that fails raises `ModelCallError`.
+- `map_lm(prompts, system=None)` asks many at once and returns the answers in order; a failed one
+  is `{"failed": True, "index": i, "error": …}`. At most %d prompts in one call."""
+
+
+def compose(
+    *,
+    kernel_card: str,
+    model_calls: bool,
+    max_fanout: int,
+    surface_card: str,
+    instructions: str,
+) -> str:
+    """Return the system text of a new session."""
+    base = files("holdfast.runtime").joinpath("prompts/system.md").read_text(encoding="utf-8")
+    overlays: Sequence[tuple[str, str]] = (
+        ("", base),
+        ("", kernel_card),
+        ("", LEAF_CARD % max_fanout if model_calls else ""),
+        ("Host functions\n", surface_card),
+        ("Instructions of the caller\n", instructions),
+    )
+    return "\n\n".join(title + text.strip() for title, text in overlays if text.strip()) + "\n"
+
+
+def stamp(text: str) -> dict[str, object]:
+    """Return what a session records about its prompt."""
+    return {"name": PROMPT_NAME, "version": PROMPT_VERSION, "hash": digest_id(text.encode())}

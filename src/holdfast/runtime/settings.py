@@ -1,0 +1,144 @@
+"""Settings: what drives a session, and where each value came from.
+
+A value comes from the caller (a flag, an argument), else the environment (`HOLDFAST_…`), else
+`.holdfast/config.toml`, else the default. The session stores the resolved settings when it starts
+and every revival uses that snapshot, not today's defaults. Keys of providers are never among them.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from decimal import Decimal, InvalidOperation
+from pathlib import Path
+from typing import Any
+
+from holdfast.core.errors import InvalidSettings
+
+CONFIG_FILE = "config.toml"
+PREFIX = "HOLDFAST_"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Everything that can be set; 0 means no limit where a limit is meant."""
+
+    model: str = ""
+    leaf_model: str = ""  # empty: the same as model
+    kernel: str = "auto"  # auto, cpython, monty
+    profile: str = "default"  # locked_down, default, trusted
+    work_area: str = ""  # empty: the current folder
+    instructions: str = ""
+    max_steps: int = 25
+    max_turns: int = 0
+    call_timeout_seconds: int = 120
+    turn_seconds: int = 3600
+    context_tokens: int = 200_000
+    context_soft_percent: int = 80
+    context_hard_percent: int = 95
+    max_output_tokens: int = 0
+    max_usd: str = ""
+    max_tokens: int = 0
+    max_fanout: int = 100
+    leaf_concurrency: int = 8
+    leaf_timeout_seconds: int = 120
+
+    def __post_init__(self) -> None:
+        for name in NUMBERS:
+            if getattr(self, name) < 0:
+                raise InvalidSettings(f"{name} is {getattr(self, name)}; it cannot be negative")
+        for name in ("max_steps", "call_timeout_seconds", "leaf_concurrency", "max_fanout"):
+            if getattr(self, name) == 0:
+                raise InvalidSettings(f"{name} must be at least 1")
+        for name, choices in CHOICES.items():
+            if getattr(self, name) not in choices:
+                raise InvalidSettings(
+                    f"{name} is {getattr(self, name)!r}; use one of {', '.join(choices)}"
+                )
+        if self.max_usd:
+            try:
+                amount = Decimal(self.max_usd)
+            except InvalidOperation:
+                raise InvalidSettings(f"max_usd is {self.max_usd!r}, not an amount") from None
+            if not amount.is_finite() or amount < 0:
+                raise InvalidSettings(f"max_usd is {self.max_usd!r}; use an amount like 2.50")
+
+    def to_record(self) -> dict[str, Any]:
+        """Return the stored form."""
+        return {item.name: getattr(self, item.name) for item in fields(self)}
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> Settings:
+        """Return stored settings; what an older release did not have takes its default."""
+        known = {item.name for item in fields(cls)}
+        return cls(**{name: value for name, value in record.items() if name in known})
+
+
+NAMES = tuple(item.name for item in fields(Settings))
+NUMBERS = tuple(item.name for item in fields(Settings) if item.type == "int")
+CHOICES = {
+    "kernel": ("auto", "cpython", "monty"),
+    "profile": ("locked_down", "default", "trusted"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """Settings with the origin of each."""
+
+    settings: Settings
+    origins: dict[str, str]
+
+
+def resolve(
+    given: Mapping[str, Any] | None = None,
+    *,
+    folder: Path | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> Resolved:
+    """Return the settings in force; `folder` is the `.holdfast` folder that may hold a config."""
+    environment = os.environ if environment is None else environment
+    values: dict[str, Any] = {}
+    origins = dict.fromkeys(NAMES, "default")
+    for origin, layer in (
+        ("config.toml", _config(folder)),
+        ("environment", _environment(environment)),
+        ("given", {k: v for k, v in (given or {}).items() if v is not None}),
+    ):
+        for name, value in layer.items():
+            values[name] = _typed(name, value, origin)
+            origins[name] = origin
+    return Resolved(Settings(**values), origins)
+
+
+def _config(folder: Path | None) -> dict[str, Any]:
+    if folder is None:
+        return {}
+    path = folder / CONFIG_FILE
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InvalidSettings(f"{str(path)!r} is not readable as TOML: {error}") from error
+
+
+def _environment(environment: Mapping[str, str]) -> dict[str, str]:
+    return {
+        name: environment[PREFIX + name.upper()]
+        for name in NAMES
+        if PREFIX + name.upper() in environment
+    }
+
+
+def _typed(name: str, value: Any, origin: str) -> Any:
+    if name not in NAMES:
+        raise InvalidSettings(f"{name!r} ({origin}) is no setting; known are {', '.join(NAMES)}")
+    if name in NUMBERS:
+        try:
+            return int(value)
+        except (TypeError, ValueError):
+            raise InvalidSettings(f"{name} ({origin}) is {value!r}, not a whole number") from None
+    return str(value)

@@ -1,0 +1,127 @@
+"""The transcript: the messages a model is shown, read from the log.
+
+Messages are stored by value: plain text as text, anything richer as a manifest of the message
+record and its binaries. A driver keeps the transcript in memory while it drives and rebuilds it
+from the log otherwise; after a compaction only what follows the boundary is kept. A fork begins
+with the messages that its manifest carries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from holdfast.core import messages
+from holdfast.core.facts import MessageAppended, SessionCompacted, SessionStarted
+from holdfast.core.messages import Message, Text
+from holdfast.core.payloads import Slot, from_record, manifest, slot, slot_of_bytes, to_record
+from holdfast.runtime.journal import hydrate
+from holdfast.stores.port import SessionStore
+
+PAGE_EVENTS = 500
+CHARACTERS_PER_TOKEN = 4
+ERASED_TEXT = "[this message was erased]"
+
+
+def message_slots(message: Message) -> tuple[Slot, list[Slot]]:
+    """Return the slot of a message, and those of the parts that its manifest refers to."""
+    if len(message.parts) == 1 and type(message.parts[0]) is Text and message.parts[0].note is None:
+        return slot(message.parts[0].text, "message"), []
+    record, binaries = messages.to_record(message)
+    body = slot(record, "message")
+    parts = [slot_of_bytes("bytes", data, "chunk") for data in binaries.values()]
+    whole = {"message": to_record(body), "binaries": [to_record(part) for part in parts]}
+    return manifest(whole, "message"), [body, *parts]
+
+
+async def read_message(store: SessionStore, session_id: str, role: str, content: Slot) -> Message:
+    """Return a stored message; an erased one says so."""
+    if content.erased is not None:
+        return Message(role, (Text(ERASED_TEXT),))  # type: ignore[arg-type]
+    value: Any = (await hydrate(store, session_id, content)).value()
+    if content.encoding != "manifest":
+        return Message(role, (Text(str(value)),))  # type: ignore[arg-type]
+    body: Any = (await hydrate(store, session_id, from_record(value["message"]))).value()
+    binaries = {}
+    for part in map(from_record, value["binaries"]):
+        loaded = await hydrate(store, session_id, part)
+        binaries[part.id] = loaded.data or b""
+    return messages.from_record(body, binaries)
+
+
+@dataclass(slots=True)
+class Transcript:
+    """The messages kept for the model, with a rough count of their tokens."""
+
+    messages: list[Message] = field(default_factory=list)
+    first_user_text: str = ""
+    tokens: int = 0
+
+    def add(self, message: Message) -> None:
+        """Append one message."""
+        if message.role == "user" and not self.first_user_text:
+            self.first_user_text = message.text
+        self.messages.append(message)
+        self.tokens += estimate_tokens(message.text)
+
+
+def estimate_tokens(text: str) -> int:
+    """Return a rough token count; what a provider reports is the truth."""
+    return -(-len(text) // CHARACTERS_PER_TOKEN)
+
+
+async def load_transcript(
+    store: SessionStore, session_id: str, compact_from: int | None
+) -> Transcript:
+    """Return the kept transcript of a session."""
+    transcript = Transcript()
+    async for role, content in kept_messages(store, session_id, compact_from, None):
+        transcript.add(await read_message(store, session_id, role, content))
+    if compact_from is not None:
+        transcript.first_user_text = await _first_user_text(store, session_id)
+    return transcript
+
+
+async def kept_messages(
+    store: SessionStore, session_id: str, compact_from: int | None, until: int | None
+) -> AsyncIterator[tuple[str, Slot]]:
+    """Yield (role, content) of the messages kept at a position, oldest first."""
+    if compact_from is None:
+        async for item in _inherited(store, session_id):
+            yield item
+    after = (compact_from or 1) - 1
+    types = (MessageAppended.TYPE, SessionCompacted.TYPE)
+    before = None if until is None else until + 1
+    while page := await store.read_events(
+        session_id, after=after, before=before, limit=PAGE_EVENTS, types=types
+    ):
+        for event in page:
+            fact = event.fact()
+            if isinstance(fact, MessageAppended):
+                yield fact.role, fact.content
+            elif isinstance(fact, SessionCompacted) and event.seq == compact_from:
+                yield "user", fact.content
+        after = page[-1].seq
+
+
+async def _inherited(store: SessionStore, session_id: str) -> AsyncIterator[tuple[str, Slot]]:
+    """Yield the messages that a fork begins with."""
+    first = (await store.read_events(session_id, limit=1))[0].fact()
+    if isinstance(first, SessionStarted) and first.transcript is not None:
+        record: Any = (await hydrate(store, session_id, first.transcript)).value()
+        for entry in record["messages"]:
+            yield entry["role"], from_record(entry["content"])
+
+
+async def _first_user_text(store: SessionStore, session_id: str) -> str:
+    async for role, content in kept_messages(store, session_id, None, None):
+        if role == "user":
+            return (await read_message(store, session_id, role, content)).text
+    return ""
+
+
+def transcript_manifest(kept: Sequence[tuple[str, Slot]]) -> Slot:
+    """Return the manifest with which a fork carries its source's messages."""
+    entries = [{"role": role, "content": to_record(content)} for role, content in kept]
+    return manifest({"v": 1, "messages": entries}, "transcript")
