@@ -1,0 +1,589 @@
+"""The cpython engine: the full language in a confined worker process per session.
+
+A session is its last checkpoint plus, for as long as it is worth it, a process that already holds
+that namespace. The process can go away at any moment: killed, over a limit, or taken back while
+its cell waits for the host. Then the next use starts from the checkpoint, and a cell that was
+under way runs again with the answers it had.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from holdfast.core import payloads, values
+from holdfast.core.errors import (
+    ConfinementMissing,
+    Corruption,
+    KernelError,
+    KernelProtocolError,
+    NotRestorable,
+)
+from holdfast.core.records import digest_id
+from holdfast.kernels import confinement, frames, manifest as manifests
+from holdfast.kernels.journal import Diverged, Journal
+from holdfast.kernels.pool import Parked, WorkerPool
+from holdfast.kernels.port import (
+    CellError,
+    CellResult,
+    Checkpoint,
+    Confinement,
+    Encoded,
+    Excerpt,
+    Fetch,
+    FileRead,
+    HostCall,
+    KernelFlags,
+    KernelLimits,
+    KernelSettings,
+    OnCall,
+    RecordedCall,
+    ValueView,
+    Variable,
+)
+from holdfast.kernels.watch import Watch
+from holdfast.kernels.workers import Lost, Worker
+
+OUTPUT_FIT = 12_000
+VALUE_FIT = 4_000
+STALL_SECONDS = 2.0
+_SETUP_SECONDS = 60.0
+_NOTHING = Excerpt("", "", 0)
+
+
+class CpythonKernel:
+    """Opens sessions whose cells run in confined processes of this Python."""
+
+    def __init__(
+        self,
+        *,
+        confined: bool = True,
+        max_workers: int = 32,
+        memory_bytes: int = 4 << 30,
+        max_idle: int = 4,
+        idle_seconds: float = 30.0,
+        spare: bool = True,
+    ) -> None:
+        """Make the engine; `confined=False` runs model-written code with the host's own rights."""
+        report = confinement.available()
+        if confined and report.missing:
+            raise ConfinementMissing(
+                f"this machine cannot confine a worker: missing {'; '.join(report.missing)}. Use "
+                "kernel='monty', or allow confinement 'none' explicitly"
+            )
+        self.confined = confined
+        self.pool = WorkerPool(
+            max_workers=max_workers,
+            memory_bytes=memory_bytes,
+            max_idle=max_idle,
+            idle_seconds=idle_seconds,
+            spare=spare,
+        )
+
+    @property
+    def flags(self) -> KernelFlags:
+        """Return what this engine is and can do."""
+        level: Confinement = "os" if self.confined else "none"
+        return KernelFlags(
+            engine=manifests.ENGINE,
+            version=platform.python_version(),
+            confinement=level,
+            full_python=True,
+            threads=True,
+            functions_restorable=True,
+            calls_anywhere=True,
+        )
+
+    async def open(
+        self,
+        settings: KernelSettings,
+        *,
+        fetch: Fetch | None = None,
+        manifest: Mapping[str, Any] | None = None,
+    ) -> CpythonSession:
+        """Open a session, empty or from a checkpoint; a process starts when it is first needed."""
+        session = CpythonSession(self, settings, fetch)
+        if manifest is not None:
+            await session.restore(manifest)
+        self.pool.prepare()
+        return session
+
+    async def close(self) -> None:
+        """Stop every worker."""
+        await self.pool.close()
+
+
+@dataclass(slots=True)
+class _Run:
+    """What one run of a cell has come to so far."""
+
+    journal: Journal
+    watch: Watch
+    final: Encoded | None = None
+    files: list[FileRead] = field(default_factory=list)
+    tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    threads: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Problem:
+    """Something of the host's own that ends a run."""
+
+    error: BaseException
+
+
+class CpythonSession:
+    """One namespace. Use it from one task at a time."""
+
+    def __init__(self, kernel: CpythonKernel, settings: KernelSettings, fetch: Fetch | None) -> None:
+        self.worker: Worker | None = None
+        self.settings = settings
+        self.manifest: Mapping[str, Any] | None = None
+        self._kernel = kernel
+        self._pool = kernel.pool
+        self._fetch = fetch
+        self._chunks = manifests.Chunks()
+        self._inputs: dict[str, Encoded] = {}
+        self._pure = {function.path for function in settings.functions if function.pure}
+        self._run: _Run | None = None
+        self._interrupted = False
+        self._using = asyncio.Lock()
+
+    @property
+    def reclaim_cost(self) -> int | None:
+        """Return the CPU time that running the waiting cell again would cost."""
+        run = self._run
+        if run is None or run.final is not None or not run.journal.asking:
+            return None
+        return run.watch.cpu_ns
+
+    async def evaluate(
+        self,
+        code: str,
+        *,
+        started_at_ns: int,
+        on_call: OnCall,
+        recorded: Sequence[RecordedCall] = (),
+        recorded_files: Sequence[FileRead] = (),
+        limits: KernelLimits | None = None,
+    ) -> CellResult:
+        """Run one cell from the last checkpoint and return what happened."""
+        limits = limits or self.settings.limits
+        command = {
+            "id": 0,
+            "do": "eval",
+            "source": code,
+            "started_at_ns": started_at_ns,
+            "output_fit": OUTPUT_FIT,
+            "output_limit": limits.output_bytes,
+            "value_fit": VALUE_FIT,
+        }
+        async with self._using:
+            self._interrupted = False
+            journal = Journal(on_call, recorded, recorded_files)
+            try:
+                while True:
+                    worker = await self._ready()
+                    try:
+                        return await self._run_cell(worker, command, journal, limits)
+                    except Lost as lost:
+                        if not isinstance(lost.error, Parked):
+                            raise lost.error from None
+                    await journal.wait_for_answers()
+            finally:
+                await journal.close()
+                self._pool.idle(self)
+
+    async def _run_cell(
+        self, worker: Worker, command: dict[str, Any], journal: Journal, limits: KernelLimits
+    ) -> CellResult:
+        journal.begin()
+        run = self._run = _Run(journal, Watch(worker, limits))
+        worker.unread_limit = 2 * self.settings.limits.memory_bytes
+        worker.send(command)
+        done: frames.DoneFrame | None = None
+        try:
+            while done is None:
+                done = self._take(worker, run, await worker.next_frame())
+            journal.check_files(_files(done.files))
+            journal.check_end()
+            return self._result(run, done)
+        except Diverged as diverged:
+            self._drop(worker)
+            return self._diverged(run, str(diverged))
+        except Lost as lost:
+            self._pool.forget(self)
+            if isinstance(lost.error, Parked) or not (run.watch.tripped or run.final):
+                raise
+            return self._cut(run)
+        except KernelProtocolError as error:
+            self._drop(worker, error)
+            raise
+        except BaseException:
+            self._drop(worker)
+            raise
+        finally:
+            run.watch.stop()
+            self._run = None
+            self._chunks.forget()
+            for task in run.tasks:
+                task.cancel()
+            await asyncio.gather(*run.tasks, return_exceptions=True)
+
+    def _take(self, worker: Worker, run: _Run, frame: Any) -> frames.DoneFrame | None:
+        """Do what a frame asks for; return it if it is the last one of its cell."""
+        match frame:
+            case frames.ChunkFrame():
+                worker.unread_bytes -= len(frame.data)
+                self._chunks.receive(frame)
+            case frames.CallFrame():
+                call = self._call(run, frame)
+                run.threads = frame.threads
+                task = asyncio.ensure_future(self._answer(worker, run, frame.id, call))
+                run.tasks.add(task)
+                task.add_done_callback(run.tasks.discard)
+            case frames.FinalFrame() if run.final is None:
+                run.final = Encoded(frame.value.encoding, frame.value.data)
+                run.watch.unwind()
+            case frames.EndedFrame():
+                run.watch.ended()
+            case frames.DoneFrame():
+                return frame
+            case _Problem():
+                raise frame.error
+            case _:
+                name = type(frame).__name__
+                raise KernelProtocolError(f"the worker sent a {name} while its cell was running")
+        return None
+
+    def _call(self, run: _Run, frame: frames.CallFrame) -> HostCall:
+        functions = self.settings.functions
+        if not any(function.path == frame.function for function in functions):
+            raise KernelProtocolError(f"the worker called {frame.function!r}, which is not offered")
+        try:
+            arguments = values.decode("json", frame.arguments)
+            args, kwargs = arguments["args"], arguments["kwargs"]
+            shaped = type(args) is list and type(kwargs) is dict and len(arguments) == 2
+        except (Corruption, KeyError, TypeError):
+            shaped = False
+        if not shaped:
+            raise KernelProtocolError(f"the arguments of {frame.function!r} do not decode")
+        files = _files(frame.files)
+        run.journal.check_files(files)
+        run.files.extend(files)
+        digest = digest_id(frame.arguments)
+        ordinal = run.journal.ordinal(frame.function, digest)
+        return HostCall(
+            frame.function,
+            Encoded("json", frame.arguments),
+            digest,
+            ordinal,
+            frame.function in self._pure,
+            tuple(args),
+            kwargs,
+            files,
+        )
+
+    async def _answer(self, worker: Worker, run: _Run, number: int, call: HostCall) -> None:
+        run.watch.pause()
+        self._pool.notify()
+        stall = asyncio.ensure_future(self._watch_stall(worker, run))
+        try:
+            answer = await run.journal.ask(call)
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:
+            worker.push(_Problem(error))
+            return
+        finally:
+            stall.cancel()
+            if not run.journal.open and run.final is None:
+                run.watch.resume()
+        value = answer.value or Encoded("json", b"null")
+        worker.send(
+            {
+                "id": number,
+                "encoding": value.encoding,
+                "data": value.data,
+                "error": answer.error,
+                "message": answer.message,
+                "at_ns": answer.at_ns,
+            }
+        )
+
+    async def _watch_stall(self, worker: Worker, run: _Run) -> None:
+        """End a re-run in which every call waits for one that the cell does not make."""
+        await asyncio.sleep(0)
+        before, since = worker.cpu_ns(), asyncio.get_running_loop().time()
+        while True:
+            journal = run.journal
+            if journal.stuck:
+                now, spent = asyncio.get_running_loop().time(), worker.cpu_ns()
+                if spent - before > 5_000_000:
+                    before, since = spent, now
+                if journal.held >= run.threads or now - since > STALL_SECONDS:
+                    worker.push(_Problem(Diverged("the cell waits for calls it made when it first "
+                                                  "ran and does not make now")))
+                    return
+            await asyncio.sleep(0.1)
+
+    # Results
+
+    def _result(self, run: _Run, done: frames.DoneFrame) -> CellResult:
+        before = self.manifest
+        checkpoint = None
+        if done.checkpoint is not None:
+            checkpoint = self._keep(done.checkpoint)
+        else:
+            assert self.worker is not None
+            self._drop(self.worker)
+        status, limit, error = self._status(run, done)
+        value = done.value
+        return CellResult(
+            status=status,
+            stdout=Excerpt(*done.stdout),
+            stderr=Excerpt(*done.stderr),
+            value=None
+            if value is None or status != "ok"
+            else ValueView(
+                value.kind,
+                Excerpt(*value.text),
+                None
+                if value.encoded is None
+                else Encoded(value.encoded.encoding, value.encoded.data),
+            ),
+            final=run.final,
+            error=error,
+            limit=limit,
+            calls=tuple(run.journal.calls.values()),
+            files=(*run.files, *_files(done.files)),
+            checkpoint=checkpoint,
+            namespace_kept=checkpoint is not None,
+            unrestorable=()
+            if checkpoint is None
+            else manifests.unrestorable(checkpoint.manifest, before),
+            repaired=tuple(done.repaired),
+            cpu_ns=run.watch.cpu_ns,
+        )
+
+    def _status(self, run: _Run, done: frames.DoneFrame) -> tuple[Any, Any, CellError | None]:
+        error = None
+        if done.error is not None:
+            part = done.error
+            error = CellError(part.type, part.message, part.traceback, part.line)
+        if run.final is not None:
+            return "final", None, None
+        match done.status:
+            case "output" | "memory":
+                return "limit", done.status, error
+            case "interrupted" if run.watch.tripped is not None:
+                return "limit", run.watch.tripped, error
+            case "ok":
+                return "ok", None, None
+            case _:
+                return "error", None, error
+
+    def _cut(self, run: _Run) -> CellResult:
+        """Return the result of a cell whose worker had to be killed."""
+        return CellResult(
+            status="final" if run.final is not None else "limit",
+            stdout=_NOTHING,
+            stderr=_NOTHING,
+            final=run.final,
+            limit=run.watch.tripped,
+            detail="the cell did not stop when asked; its worker was ended",
+            calls=tuple(run.journal.calls.values()),
+            files=tuple(run.files),
+            namespace_kept=False,
+        )
+
+    def _diverged(self, run: _Run, detail: str) -> CellResult:
+        return CellResult(
+            status="diverged",
+            stdout=_NOTHING,
+            stderr=_NOTHING,
+            detail=detail,
+            calls=tuple(run.journal.calls.values()),
+            files=tuple(run.files),
+            namespace_kept=False,
+        )
+
+    def _keep(self, part: frames.CheckpointPart) -> Checkpoint:
+        checkpoint = self._chunks.checkpoint(part)
+        self.manifest = checkpoint.manifest
+        self._inputs.clear()
+        return checkpoint
+
+    # The worker
+
+    async def _ready(self) -> Worker:
+        """Return a worker that holds the namespace of the last checkpoint and the inputs."""
+        self._pool.busy(self)
+        if self.worker is not None and self.worker.lost is None:
+            return self.worker
+        self._pool.forget(self)
+        worker = await self._pool.acquire(self, self.settings.depth)
+        try:
+            async with asyncio.timeout(_SETUP_SECONDS):
+                await self._open(worker)
+                if self.manifest is not None:
+                    await self._load(worker, self.manifest)
+                for name, value in self._inputs.items():
+                    await self._bind(worker, name, value)
+        except Lost as lost:
+            self._pool.forget(self)
+            raise lost.error from None
+        except BaseException:
+            self._drop(worker)
+            raise
+        return worker
+
+    def _drop(self, worker: Worker, error: KernelError | None = None) -> None:
+        worker.kill(error or KernelError("the worker was ended"))
+        self._pool.forget(self)
+
+    async def _open(self, worker: Worker) -> None:
+        settings = self.settings
+        limits = settings.limits
+        policy = {
+            "read_paths": (*settings.read_roots, *_own_code()),
+            "memory_bytes": limits.memory_bytes,
+            "open_files": limits.open_files,
+            "keep_fds": (0, 1, 2, worker.descriptor),
+            "parent_pid": os.getpid(),
+        }
+        command = {
+            "id": 0,
+            "do": "open",
+            "policy": policy if self._kernel.confined else None,
+            "roots": settings.read_roots,
+            "seed": digest_id(b"%d" % settings.seed)[7:39].encode(),
+            "final": settings.final,
+            "functions": [(f.module, f.name, f.signature, f.doc) for f in settings.functions],
+        }
+        opened = await self._command(worker, command, frames.OpenedFrame)
+        level = (opened.confinement or {}).get("level", "none")
+        if self._kernel.confined and level != "os":
+            raise ConfinementMissing(f"the worker says that its confinement is {level!r}")
+
+    async def _load(self, worker: Worker, manifest: Mapping[str, Any]) -> None:
+        random = await self._chunk(payloads.from_record(manifest["random"]))
+        counts = {"cells": manifest["cells"], "drawn": manifest["drawn"], "random": random}
+        stored = manifests.for_worker(manifest)
+        worker.send({"id": 0, "do": "load", "stored": stored, **counts})
+        for slot in manifests.slots(manifest):
+            if slot.data is None:
+                worker.send_raw(frames.chunk_frame(await self._chunk(slot)))
+        await self._reply(worker, frames.LoadedFrame)
+
+    async def _chunk(self, slot: payloads.Slot) -> bytes:
+        if slot.data is not None:
+            return slot.data
+        if self._fetch is None:
+            raise NotRestorable(f"the chunk {slot.id!r} cannot be read: open with `fetch`")
+        return payloads.check_bytes(slot, await self._fetch(slot.id))
+
+    async def _bind(self, worker: Worker, name: str, value: Encoded) -> None:
+        frame = {"id": 0, "do": "bind", "name": name, "encoding": value.encoding, "data": value.data}
+        await self._command(worker, frame, frames.BoundFrame)
+
+    async def _command(self, worker: Worker, command: dict[str, Any], expected: type[Any]) -> Any:
+        worker.send(command)
+        return await self._reply(worker, expected)
+
+    async def _reply(self, worker: Worker, expected: type[Any]) -> Any:
+        while True:
+            frame = await worker.next_frame()
+            if isinstance(frame, expected):
+                return frame
+            if isinstance(frame, frames.ChunkFrame):
+                worker.unread_bytes -= len(frame.data)
+                self._chunks.receive(frame)
+            elif isinstance(frame, frames.FailedFrame):
+                raise KernelError(f"the worker could not go on: {frame.message}")
+            else:
+                name = type(frame).__name__
+                raise KernelProtocolError(f"the worker sent a {name}, which was not asked for")
+
+    # The rest of the port
+
+    async def set_variable(self, name: str, value: Encoded) -> None:
+        """Bind an input; it is part of the next checkpoint."""
+        async with self._using:
+            self._inputs[name] = value
+            if self.worker is not None and self.worker.lost is None:
+                self._pool.busy(self)
+                try:
+                    await self._bind(self.worker, name, value)
+                except Lost:
+                    self._pool.forget(self)
+                finally:
+                    self._pool.idle(self)
+
+    async def checkpoint(self) -> Checkpoint:
+        """Checkpoint now."""
+        async with self._using:
+            worker = await self._ready()
+            try:
+                frame = await self._command(
+                    worker, {"id": 0, "do": "checkpoint"}, frames.CheckpointFrame
+                )
+                return self._keep(frame.checkpoint)
+            except Lost as lost:
+                self._pool.forget(self)
+                raise lost.error from None
+            except BaseException:
+                self._drop(worker)
+                raise
+            finally:
+                self._pool.idle(self)
+
+    async def restore(self, manifest: Mapping[str, Any]) -> None:
+        """Put this namespace in place of the present one."""
+        manifests.check(manifest)
+        async with self._using:
+            if self.worker is not None:
+                self._pool.reclaim(self)
+            self.manifest = manifest
+            self._inputs.clear()
+            self._chunks.reset(manifest)
+
+    async def variables(self) -> list[Variable]:
+        """List the names of the namespace, from its last checkpoint."""
+        return [] if self.manifest is None else manifests.variables(self.manifest)
+
+    async def interrupt(self) -> None:
+        """Ask the running cell to stop with KeyboardInterrupt."""
+        if self._run is not None and self.worker is not None:
+            self.worker.interrupt()
+
+    async def park(self) -> None:
+        """Give the worker back; a waiting cell is run again from its start when it is needed."""
+        if self.worker is None or (self._run is not None and self.reclaim_cost is None):
+            return
+        if self._run is not None:
+            self.worker.kill(Parked("the worker was given back"))
+        else:
+            self._pool.reclaim(self)
+
+    async def close(self) -> None:
+        """Let go of the worker and of everything in memory."""
+        if self.worker is not None:
+            self._pool.reclaim(self)
+        self.manifest = None
+        self._inputs.clear()
+
+
+def _files(reads: Sequence[tuple[str, str]]) -> tuple[FileRead, ...]:
+    return tuple(FileRead(path, digest) for path, digest in reads)
+
+
+def _own_code() -> tuple[str, ...]:
+    """Return the directories from which a worker loads parts of itself late."""
+    package = Path(__file__).resolve().parent.parent
+    return (str(package / "core"), str(package / "kernels"))

@@ -1,0 +1,170 @@
+"""Who gets a worker process, and who gives one back.
+
+Processes are what is scarce, not sessions: an idle session's worker is taken first, then that of a
+cell which only waits for the host, the one that is cheapest to run again first. Those who need one
+are served deepest first, so a tree of sessions can always finish from its leaves. One spare worker
+is kept warm, so that a new session does not wait for an interpreter to start.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import itertools
+from typing import Protocol
+
+from holdfast.core.errors import KernelError
+from holdfast.kernels.workers import Worker
+
+
+class Parked(KernelError):
+    """The worker was taken back; the cell is run again when there is an answer."""
+
+
+class Holder(Protocol):
+    """A session as the pool sees it."""
+
+    worker: Worker | None
+
+    @property
+    def reclaim_cost(self) -> int | None:
+        """Return what taking its worker back would cost; None if it is in use."""
+        ...
+
+
+class WorkerPool:
+    """The worker processes of one kernel, within a number and a memory cap."""
+
+    def __init__(
+        self, *, max_workers: int, memory_bytes: int, max_idle: int, idle_seconds: float, spare: bool
+    ) -> None:
+        self._max_workers = max_workers
+        self._memory_bytes = memory_bytes
+        self._max_idle = max_idle
+        self._idle_seconds = idle_seconds
+        self._keep_spare = spare
+        self._spare: asyncio.Task[Worker] | None = None
+        self._holders: list[Holder] = []
+        self._idle: dict[Holder, asyncio.TimerHandle] = {}
+        self._waiting: list[tuple[int, int]] = []
+        self._numbers = itertools.count()
+        self._change = asyncio.Event()
+        self._closed = False
+        self.peak = 0
+
+    @property
+    def size(self) -> int:
+        """Return how many sessions hold a worker."""
+        return len(self._holders)
+
+    async def acquire(self, holder: Holder, depth: int) -> Worker:
+        """Give a session its own worker, once there is room and nobody deeper waits."""
+        ticket = (-depth, next(self._numbers))
+        heapq.heappush(self._waiting, ticket)
+        try:
+            while self._waiting[0] != ticket or not self._make_room():
+                change = self._change
+                await change.wait()
+            self._holders.append(holder)
+            self.peak = max(self.peak, len(self._holders))
+        finally:
+            self._waiting.remove(ticket)
+            heapq.heapify(self._waiting)
+            self.notify()
+        try:
+            holder.worker = await self._take()
+        except BaseException:
+            self._holders.remove(holder)
+            self.notify()
+            raise
+        return holder.worker
+
+    async def _take(self) -> Worker:
+        spare, self._spare = self._spare, None
+        worker = await (spare if spare is not None else Worker.start())
+        if worker.lost is not None:
+            worker = await Worker.start()
+        if self._keep_spare:
+            # A little later, so that it does not compete with the session that just began.
+            asyncio.get_running_loop().call_later(0.02, self.prepare)
+        return worker
+
+    def prepare(self) -> None:
+        """Start the spare worker, if there is none."""
+        if self._spare is None and self._keep_spare and not self._closed:
+            self._spare = asyncio.ensure_future(_warm())
+
+    def _make_room(self) -> bool:
+        while self._holders and self._full():
+            victim = self._cheapest()
+            if victim is None:
+                return False
+            self.reclaim(victim)
+        return True
+
+    def _full(self) -> bool:
+        if len(self._holders) >= self._max_workers:
+            return True
+        held = sum(h.worker.resident_bytes() for h in self._holders if h.worker is not None)
+        return held > self._memory_bytes
+
+    def _cheapest(self) -> Holder | None:
+        if self._idle:
+            return next(iter(self._idle))
+        costs = [(holder.reclaim_cost, index) for index, holder in enumerate(self._holders)]
+        known = [(cost, index) for cost, index in costs if cost is not None]
+        return self._holders[min(known)[1]] if known else None
+
+    def reclaim(self, holder: Holder) -> None:
+        """Take a session's worker back now."""
+        if holder.worker is not None:
+            holder.worker.kill(Parked("the worker was taken back"))
+        self.forget(holder)
+
+    def forget(self, holder: Holder) -> None:
+        """Note that a session's worker is gone."""
+        self.busy(holder)
+        holder.worker = None
+        if holder in self._holders:
+            self._holders.remove(holder)
+            self.notify()
+
+    def busy(self, holder: Holder) -> None:
+        """Note that a session uses its worker."""
+        timer = self._idle.pop(holder, None)
+        if timer is not None:
+            timer.cancel()
+
+    def idle(self, holder: Holder) -> None:
+        """Note that a session does not need its worker for now."""
+        self.busy(holder)
+        if holder.worker is None or self._closed:
+            return
+        loop = asyncio.get_running_loop()
+        self._idle[holder] = loop.call_later(self._idle_seconds, self.reclaim, holder)
+        while len(self._idle) > self._max_idle:
+            self.reclaim(next(iter(self._idle)))
+        self.notify()
+
+    def notify(self) -> None:
+        """Let those who wait look again."""
+        self._change.set()
+        self._change = asyncio.Event()
+
+    async def close(self) -> None:
+        """Stop every worker."""
+        self._closed = True
+        for holder in list(self._holders):
+            self.reclaim(holder)
+        if self._spare is not None:
+            spare, self._spare = self._spare, None
+            try:
+                (await spare).kill(Parked("the kernel was closed"))
+            except OSError:
+                return
+
+
+async def _warm() -> Worker:
+    worker = await Worker.start()
+    worker.send({"id": 0, "do": "warm"})
+    return worker

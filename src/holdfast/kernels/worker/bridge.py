@@ -1,0 +1,166 @@
+"""Host calls from inside a cell: sync-looking functions, whichever thread calls them.
+
+A call sends its arguments in the stored encoding and waits. Whoever waits first reads the pipe for
+all that wait, so a single-threaded cell has no switch of threads in its way and a threaded one has
+as many calls under way as it has threads.
+"""
+
+from __future__ import annotations
+
+import _thread
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from holdfast.kernels.worker.pins import Pins
+from holdfast.kernels.worker.wire import Channel
+
+
+COMMAND = 0
+
+
+class CallError(RuntimeError):
+    """A call that the host could not answer with a value."""
+
+
+class _Pending:
+    __slots__ = ("answer", "lock")
+
+    def __init__(self) -> None:
+        self.answer: dict[str, Any] | None = None
+        self.lock = _thread.allocate_lock()
+        self.lock.acquire()
+
+    def give(self, answer: dict[str, Any]) -> None:
+        if self.answer is None:
+            self.answer = answer
+            self.wake()
+
+    def wake(self) -> bool:
+        if not self.lock.locked():
+            return False
+        self.lock.release()
+        return True
+
+
+class Bridge:
+    """The calls of the running cell."""
+
+    def __init__(self, channel: Channel, pins: Pins) -> None:
+        self.channel = channel
+        self.pins = pins
+        self.refusal: Callable[[], BaseException] | None = None
+        self._open = False
+        self._number = 0
+        self._pending: dict[int, _Pending] = {}
+        self._state = _thread.allocate_lock()
+        self._reading = False
+        self._errors: dict[str, type[Exception]] = {"CallError": CallError}
+
+    def begin(self) -> None:
+        """Accept calls: a cell begins."""
+        self._open = True
+        self.refusal = None
+
+    def end(self) -> None:
+        """Refuse calls: the cell has ended, and threads it left behind get no answers."""
+        self._open = False
+        ended = {"id": 0, "error": "CallError", "message": "the cell has ended", "at_ns": 0}
+        with self._state:
+            for pending in self._pending.values():
+                pending.give(ended)
+
+    def command(self) -> dict[str, Any]:
+        """Return the next command of the host."""
+        pending = _Pending()
+        with self._state:
+            self._pending[COMMAND] = pending
+        return self._wait(COMMAND, pending)
+
+    def call(self, path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call the host and return its answer, or raise its error."""
+        from holdfast.core import values
+
+        try:
+            arguments = values.encode_json({"args": list(args), "kwargs": kwargs})
+        except Exception as error:
+            raise TypeError(f"{path}: {error}") from None
+        if self.refusal is not None:
+            raise self.refusal()
+        if not self._open:
+            raise CallError(f"{path} was called outside of a running cell")
+        pending = _Pending()
+        with self._state:
+            self._number += 1
+            number = self._number
+            self._pending[number] = pending
+            reads = self.pins.files.reads
+            self.pins.files.reads = []
+        self.channel.send(
+            {"kind": "call", "id": number, "function": path, "arguments": arguments, "files": reads,
+             "threads": _thread._count() + 1}
+        )
+        answer = self._wait(number, pending)
+        self.pins.clock.advance_to(answer["at_ns"])
+        if answer["error"]:
+            raise self.error_type(answer["error"])(answer["message"])
+        return values.decode(answer["encoding"], answer["data"])
+
+    def _wait(self, number: int, pending: _Pending) -> dict[str, Any]:
+        lead = False
+        try:
+            while pending.answer is None:
+                with self._state:
+                    if not self._reading:
+                        self._reading = lead = True
+                if lead:
+                    self._read_for_all(pending)
+                else:
+                    pending.lock.acquire()
+            return pending.answer
+        finally:
+            with self._state:
+                self._pending.pop(number, None)
+                if lead:
+                    self._reading = False
+                    # Wake one of those that still wait: it reads on for the rest.
+                    for other in self._pending.values():
+                        if other.answer is None and other.wake():
+                            break
+
+    def _read_for_all(self, pending: _Pending) -> None:
+        while pending.answer is None:
+            self.channel.wait()
+            message = self.channel.receive()
+            with self._state:
+                found = self._pending.get(message["id"])
+                if found is not None:
+                    found.give(message)
+
+    def error_type(self, name: str) -> type[Exception]:
+        """Return the exception class that stands for a host error's name."""
+        builtin = getattr(sys.modules["builtins"], name, None)
+        if isinstance(builtin, type) and issubclass(builtin, Exception):
+            return builtin
+        found = self._errors.get(name)
+        if found is None:
+            found = type(name, (CallError,), {"__module__": "_holdfast"})
+            self._errors[name] = found
+        return found
+
+
+class HostFunction:
+    """A function of the host as a cell sees it."""
+
+    def __init__(self, bridge: Bridge, path: str, signature: str, doc: str) -> None:
+        self.__name__ = self.__qualname__ = path.rpartition(".")[2]
+        self.__doc__ = doc
+        self._holdfast_path = path
+        self._signature = signature
+        self._bridge = bridge
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._bridge.call(self._holdfast_path, args, kwargs)
+
+    def __repr__(self) -> str:
+        return f"<host function {self._holdfast_path}{self._signature}>"

@@ -1,0 +1,213 @@
+"""One cell: compile, run, take the value of its last expression, say how it ended.
+
+Everything a cell prints is captured within bounds, head and tail, with its true size. `FINAL` and
+interrupts unwind by BaseException, so that `except Exception` in the cell does not stop them.
+"""
+
+from __future__ import annotations
+
+import _ast
+import sys
+from typing import Any
+
+from holdfast.kernels.worker import render
+
+AWAIT_AT_TOP = 0x2000
+AST_ONLY = 0x0400
+COROUTINE = 0x0080
+
+
+class Stopped(BaseException):
+    """The cell is over; not for the cell to catch."""
+
+
+class Final(Stopped):
+    """`FINAL` was called."""
+
+
+class OutputLimit(Stopped):
+    """The cell printed more than its limit."""
+
+
+class Interrupted(KeyboardInterrupt):
+    """The host asked the cell to stop."""
+
+
+class Capture:
+    """A text stream that keeps its head and its tail and counts everything."""
+
+    encoding = "utf-8"
+    errors = "replace"
+    newlines = None
+    closed = False
+    line_buffering = False
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.reset(0, 0)
+
+    def reset(self, fit: int, limit: int) -> None:
+        """Begin with nothing captured."""
+        self._fit, self._limit = fit, limit
+        self._parts: list[str] = []
+        self._kept = 0
+        self._tail: list[str] = []
+        self._tail_kept = 0
+        self.size = 0
+
+    def unlimit(self) -> None:
+        """Take what comes after the cell's own end without raising."""
+        self._limit = 0
+
+    def write(self, text: str) -> int:
+        if not isinstance(text, str):
+            raise TypeError(f"write() argument must be str, not {type(text).__name__}")
+        self.size += len(text)
+        room = self._fit - self._kept
+        head, rest = text[:room], text[room:]
+        if head:
+            self._parts.append(head)
+            self._kept += len(head)
+        if rest:
+            self._tail.append(rest[-self._fit :])
+            self._tail_kept += len(self._tail[-1])
+            if self._tail_kept > 4 * self._fit:
+                joined = "".join(self._tail)[-self._fit :]
+                self._tail, self._tail_kept = [joined], len(joined)
+        if self._limit and self.size > self._limit:
+            raise OutputLimit
+        return len(text)
+
+    def excerpt(self) -> list[Any]:
+        """Return [head, tail, size]."""
+        head, tail = "".join(self._parts), "".join(self._tail)
+        if self.size <= len(head):
+            return [head, "", self.size]
+        if len(head) + len(tail) == self.size and self.size <= self._fit:
+            return [head + tail, "", self.size]
+        half = self._fit // 2
+        return [head[:half], (head[half:] + tail)[-half:], self.size]
+
+    def writelines(self, lines: Any) -> None:
+        for line in lines:
+            self.write(line)
+
+    def flush(self) -> None:
+        pass
+
+    def isatty(self) -> bool:
+        return False
+
+    def writable(self) -> bool:
+        return True
+
+    def readable(self) -> bool:
+        return False
+
+    def seekable(self) -> bool:
+        return False
+
+    def close(self) -> None:
+        pass
+
+    def __enter__(self) -> Capture:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        pass
+
+
+class Sources:
+    """The text of every cell that functions still come from, for tracebacks and checkpoints."""
+
+    def __init__(self) -> None:
+        self.lines: dict[str, list[str]] = {}
+
+    def add(self, filename: str, text: str, offset: int = 0) -> None:
+        """Keep a text; `offset` is how many lines of its cell came before it."""
+        lines = self.lines.setdefault(filename, [])
+        new = [line + "\n" for line in text.split("\n")]
+        if len(lines) < offset + len(new):
+            lines.extend("\n" for _ in range(offset + len(new) - len(lines)))
+        lines[offset : offset + len(new)] = new
+        linecache = sys.modules.get("linecache")
+        if linecache is not None:
+            self._publish(linecache, filename)
+
+    def publish(self) -> None:
+        """Let tracebacks and `inspect.getsource` see the cells."""
+        import linecache
+
+        for filename in self.lines:
+            self._publish(linecache, filename)
+
+    def _publish(self, linecache: Any, filename: str) -> None:
+        lines = self.lines[filename]
+        linecache.cache[filename] = (sum(map(len, lines)), None, lines, filename)
+
+
+def run(source: str, filename: str, namespace: dict[str, Any]) -> Any:
+    """Run a cell and return the value of its last expression, or None."""
+    flags = AWAIT_AT_TOP
+    tree: Any = compile(source, filename, "exec", AST_ONLY | flags, True)
+    last = None
+    if tree.body and isinstance(tree.body[-1], _ast.Expr):
+        last = _ast.Expression(tree.body.pop().value)
+    if tree.body:
+        _execute(compile(tree, filename, "exec", flags, True), namespace)
+    if last is None:
+        return None
+    return _execute(compile(last, filename, "eval", flags, True), namespace)
+
+
+def _execute(code: Any, namespace: dict[str, Any]) -> Any:
+    result = eval(code, namespace)
+    if code.co_flags & COROUTINE:
+        import asyncio
+
+        async def main() -> Any:
+            return await result
+
+        return asyncio.run(main())
+    return result
+
+
+def describe_error(error: BaseException, sources: Sources) -> dict[str, Any]:
+    """Return type, message, traceback and line of an error; only the model's lines are shown."""
+    import traceback
+
+    sources.publish()
+    try:
+        told = traceback.TracebackException.from_exception(error, limit=-200)
+        line = _only_cells(told, sources, set())
+        text = "".join(told.format())
+        message = str(error)
+    except Exception as failure:
+        message = f"(the error's own text raised {type(failure).__name__})"
+        text, line = f"{type(error).__qualname__}: {message}\n", None
+    return {
+        "type": type(error).__qualname__,
+        "message": _cut(message, 4000),
+        "traceback": _cut(text, 12000),
+        "line": line,
+    }
+
+
+def _cut(text: str, fit: int) -> str:
+    head, tail, size = render.text_excerpt(text, fit)
+    if not tail:
+        return head
+    return f"{head}\n… {size - len(head) - len(tail)} characters left out …\n{tail}"
+
+
+def _only_cells(told: Any, sources: Sources, seen: set[int]) -> int | None:
+    if told is None or id(told) in seen:
+        return None
+    seen.add(id(told))
+    told.stack[:] = [frame for frame in told.stack if frame.filename in sources.lines]
+    for other in (told.__cause__, told.__context__, *(getattr(told, "exceptions", None) or ())):
+        _only_cells(other, sources, seen)
+    if told.stack:
+        return told.stack[-1].lineno
+    lineno = getattr(told, "lineno", None)
+    return int(lineno) if lineno is not None else None

@@ -1,0 +1,325 @@
+"""The namespace as chunks, and back.
+
+One pickler dumps variable after variable with a shared memo, so sharing and cycles across variables
+are kept as they are. Large text is not pickled at all: each has a fixed slot at the start of the
+memo and is stored once, raw, under its own content id; as long as the same object is there it is
+not even hashed again. Variables that changed last are dumped last, so that the memo numbers of
+those that did not change, and with them their chunks, stay the same.
+"""
+
+from __future__ import annotations
+
+import _pickle
+import gc
+import hashlib
+import io
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from holdfast.kernels.worker import render
+from holdfast.kernels.worker.reduction import Marker, Reduction
+
+LARGE = 1 << 16
+PIECE = 1 << 20
+INLINE = 512
+RESERVED = 256
+_NAMESPACE_SLOT, _BUILTINS_SLOT = 240, 241
+_TEXT_SLOTS = 240
+_SCAN = 5000
+_DEEP = 30_000
+PREVIEW = 80
+OWN_NAMES = frozenset(
+    {"__name__", "__builtins__", "__doc__", "__loader__", "__spec__", "__package__"}
+    | {"__annotations__", "__file__"}
+)
+
+Piece = list[Any]
+
+
+class _Slot:
+    __slots__ = ("index", "piece", "value")
+
+    def __init__(self, index: int, value: str | bytes, piece: list[Any]) -> None:
+        self.index, self.value, self.piece = index, value, piece
+
+
+class Pieces:
+    """A file for the pickler that cuts its stream into content-addressed pieces."""
+
+    def __init__(self, known: set[str], send: Callable[[str, list[bytes]], None]) -> None:
+        self._known = known
+        self._send = send
+        self.begin()
+
+    def begin(self) -> None:
+        """Start the pieces of the next variable."""
+        self._parts: list[bytes] = []
+        self._size = 0
+        self.pieces: list[Piece] = []
+        self.size = 0
+
+    def write(self, data: bytes) -> None:
+        size = len(data)
+        if size >= LARGE and data[0] != 0x95:
+            # The pickler hands large text and bytes over as they are: they are stored alone.
+            self._cut()
+            self._parts, self._size = [data], size
+            self._cut()
+            return
+        self._parts.append(data)
+        self._size += size
+        if self._size >= PIECE:
+            self._cut()
+
+    def finish(self) -> list[Piece]:
+        """Return the pieces of the variable."""
+        self._cut()
+        return self.pieces
+
+    def _cut(self) -> None:
+        parts, size = self._parts, self._size
+        if not size:
+            return
+        self.size += size
+        self._parts, self._size = [], 0
+        if size <= INLINE:
+            self.pieces.append(["", size, b"".join(parts)])
+        else:
+            self.pieces.append(self.store(parts, size))
+
+    def store(self, parts: list[bytes], size: int) -> list[Any]:
+        """Return [id, size, no bytes] of a piece; send it if it is new."""
+        digest = hashlib.sha256()
+        for part in parts:
+            digest.update(part)
+        identifier = "sha256:" + digest.hexdigest()
+        if identifier not in self._known:
+            self._known.add(identifier)
+            self._send(identifier, parts)
+        return [identifier, size, b""]
+
+
+class _Pickler(_pickle.Pickler):
+    """A pickler with attributes."""
+
+
+class _Unpickler(_pickle.Unpickler):
+    def __init__(self, stream: Any, slots: list[Any]) -> None:
+        super().__init__(stream)
+        self._slots = slots
+
+    def persistent_load(self, index: Any) -> Any:
+        return self._slots[index]
+
+
+class Namespace:
+    """The variables of a session, dumped and loaded."""
+
+    def __init__(
+        self, variables: dict[str, Any], reduction: Reduction, send: Callable[..., None]
+    ) -> None:
+        self.variables = variables
+        self.reduction = reduction
+        self.known: set[str] = set()
+        self._pieces = Pieces(self.known, send)
+        self._order: list[str] = []
+        self._last: dict[str, tuple[Any, dict[str, Any]]] = {}
+        self._slots: dict[int, _Slot] = {}
+        self._fillers = [object() for _ in range(RESERVED)]
+
+    def dump(self) -> dict[str, Any]:
+        """Return the namespace as entries; new chunks are sent on the way."""
+        limit = sys.getrecursionlimit()
+        sys.setrecursionlimit(max(limit, _DEEP))
+        try:
+            failing: dict[str, str] = {}
+            while True:
+                entries = self._attempt(failing)
+                if entries is not None:
+                    break
+        finally:
+            sys.setrecursionlimit(limit)
+        self._settle(entries)
+        slots = [[slot.index, type(slot.value) is str, slot.piece] for slot in self._slots.values()]
+        return {"slots": slots, "variables": entries}
+
+    def _attempt(self, failing: dict[str, str]) -> list[dict[str, Any]] | None:
+        variables = self.variables
+        names = self._ordered()
+        self._assign_slots([variables[name] for name in names])
+        pickler = _Pickler(self._pieces, 5)
+        pickler.reducer_override = self.reduction.reduce  # type: ignore[method-assign]
+        pickler.memo = self._memo()  # type: ignore[assignment]
+        marked = self.reduction.marked
+        entries = []
+        for name in names:
+            value = variables[name]
+            self._pieces.begin()
+            marked.clear()
+            if name in failing:
+                value = Marker(type(value).__qualname__, failing[name])
+            try:
+                pickler.dump(value)
+            except MemoryError:
+                raise
+            except Exception as error:
+                failing[name] = f"{type(error).__name__}: {error}".partition("\n")[0][:200]
+                return None
+            entries.append(self._entry(name, variables[name], self._pieces.finish(), list(marked)))
+        return entries
+
+    def _ordered(self) -> list[str]:
+        """Return the names, those last that were bound anew since the last dump."""
+        variables, last = self.variables, self._last
+        stay, move = [], []
+        for name in self._order:
+            if name in variables:
+                (stay if variables[name] is last[name][0] else move).append(name)
+        old = set(self._order)
+        new = [name for name in variables if name not in old and name not in OWN_NAMES]
+        new = [name for name in new if type(name) is str]
+        self._order = stay + move + new
+        return self._order
+
+    def _entry(
+        self, name: str, value: Any, pieces: list[Piece], marked: list[tuple[str, str]]
+    ) -> dict[str, Any]:
+        last = self._last.get(name)
+        if last is not None and last[0] is value and last[1]["pieces"] == pieces:
+            return last[1]
+        large = self._slots.get(id(value))
+        size = len(value) if large is not None else self._pieces.size
+        return {
+            "name": name,
+            "type": render.kind_of(value),
+            "size": size,
+            "preview": render.bounded(value, PREVIEW)[0],
+            "pieces": pieces,
+            "marked": [list(mark) for mark in marked[:5]],
+            "whole": bool(marked) and not self._reducible(value),
+        }
+
+    def _reducible(self, value: Any) -> bool:
+        """Tell whether a value itself is kept, though something inside it may not be."""
+        if isinstance(value, (list, dict, tuple, set, frozenset)):
+            return True
+        count = len(self.reduction.marked)
+        reduced = self.reduction.reduce(value)
+        del self.reduction.marked[count:]
+        return reduced is NotImplemented or reduced[0].__name__ != "marker"
+
+    def _settle(self, entries: list[dict[str, Any]]) -> None:
+        """Remember this dump, and put last what is known to have changed in place."""
+        moved = None
+        for entry in entries:
+            last = self._last.get(entry["name"])
+            if last is not None and last[1]["pieces"] != entry["pieces"]:
+                # Later entries may differ only because their memo numbers moved.
+                moved = entry["name"]
+                break
+        self._last = {entry["name"]: (self.variables[entry["name"]], entry) for entry in entries}
+        if moved is not None:
+            self._order.remove(moved)
+            self._order.append(moved)
+
+    def drop_unrestorable(self, entries: list[dict[str, Any]]) -> None:
+        """Put markers in place of what the checkpoint does not have: one truth for all."""
+        for entry in entries:
+            if entry["whole"] and not isinstance(self.variables[entry["name"]], Marker):
+                made = Marker(*entry["marked"][0])
+                self.variables[entry["name"]] = made
+                self._last[entry["name"]] = (made, entry)
+
+    # Large text
+
+    def _memo(self) -> dict[int, tuple[int, Any]]:
+        objects: list[Any] = list(self._fillers)
+        objects[_NAMESPACE_SLOT] = self.variables
+        objects[_BUILTINS_SLOT] = sys.modules["builtins"].__dict__
+        for slot in self._slots.values():
+            objects[slot.index] = slot.value
+        return {id(item): (index, item) for index, item in enumerate(objects)}
+
+    def _assign_slots(self, values: list[Any]) -> None:
+        found: dict[int, Any] = {}
+        _find_large(values, found, [_SCAN], 0)
+        self._slots = {key: slot for key, slot in self._slots.items() if key in found}
+        if len(found) == len(self._slots):
+            return
+        free = sorted(set(range(_TEXT_SLOTS)) - {slot.index for slot in self._slots.values()})
+        for key, value in found.items():
+            if key not in self._slots and free:
+                data = value.encode("utf-8", "surrogatepass") if type(value) is str else value
+                piece = self._pieces.store([data], len(data))
+                self._slots[key] = _Slot(free.pop(0), value, piece)
+
+    # Back
+
+    def load(self, stored: dict[str, Any], take: Callable[[], bytes]) -> list[tuple[str, str]]:
+        """Fill the namespace from stored entries; return what could not be made again."""
+        slots: list[Any] = [None] * RESERVED
+        slots[_NAMESPACE_SLOT] = self.variables
+        slots[_BUILTINS_SLOT] = sys.modules["builtins"].__dict__
+        for index, is_text, piece in stored["slots"]:
+            data = take()
+            value = data.decode("utf-8", "surrogatepass") if is_text else data
+            slots[index] = value
+            self._slots[id(value)] = _Slot(index, value, piece)
+            self.known.add(piece[0])
+        streams = []
+        for entry in stored["variables"]:
+            parts = [take() if piece[0] else piece[2] for piece in entry["pieces"]]
+            self.known.update(piece[0] for piece in entry["pieces"] if piece[0])
+            streams.append(b"".join(parts) if len(parts) != 1 else parts[0])
+        names = [entry["name"] for entry in stored["variables"]]
+        values, lost = load_streams(streams, slots)
+        self.variables.update(zip(names, values, strict=True))
+        self._order = names
+        self._last = {
+            entry["name"]: (value, entry)
+            for entry, value in zip(stored["variables"], values, strict=True)
+        }
+        return [(names[index], reason) for index, reason in lost]
+
+
+def _find_large(values: Any, found: dict[int, Any], budget: list[int], depth: int) -> None:
+    for value in values:
+        kind = type(value)
+        if kind is str or kind is bytes:
+            if len(value) >= LARGE:
+                found[id(value)] = value
+        elif kind is list or kind is tuple or kind is dict:
+            if depth < 3 and budget[0] > 0:
+                inner = value.values() if kind is dict else value
+                if len(inner) > budget[0]:
+                    inner = list(inner)[: budget[0]] if kind is dict else inner[: budget[0]]
+                budget[0] -= len(inner)
+                _find_large(inner, found, budget, depth + 1)
+
+
+def _prologue() -> bytes:
+    """Return the pickle that puts every slot into the memo, in order."""
+    loads = b"".join(b"K" + bytes((index,)) + b"Q\x940" for index in range(RESERVED))
+    return b"\x80\x05" + loads + b"N."
+
+
+def load_streams(streams: list[bytes], slots: list[Any]) -> tuple[list[Any], list[tuple[int, str]]]:
+    """Return the values of pickled streams that share one memo, and (index, reason) of losses."""
+    enabled = gc.isenabled()
+    limit = sys.getrecursionlimit()
+    gc.disable()
+    sys.setrecursionlimit(max(limit, _DEEP))
+    try:
+        unpickler = _Unpickler(io.BytesIO(b"".join((_prologue(), *streams))), slots)
+        unpickler.load()
+        return [unpickler.load() for _ in streams], []
+    except Exception:
+        # Something in there cannot be made here: read again, slowly, with markers in its place.
+        from holdfast.kernels.worker.tolerant import load_with_markers
+
+        return load_with_markers(_prologue(), streams, slots)
+    finally:
+        sys.setrecursionlimit(limit)
+        if enabled:
+            gc.enable()

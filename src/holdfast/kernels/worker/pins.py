@@ -1,0 +1,258 @@
+"""What a re-run must find as it was: the wall clock, every source of chance, the files read.
+
+The wall clock stands at the recorded start of the eval, moves to the recorded time of each answer,
+and ticks one microsecond per reading, so that code which waits for it still ends. Random numbers
+come from one keyed stream whose position is part of the checkpoint. Monotonic clocks stay real:
+timeouts of threads and event loops need them. Modules are patched when they are first imported,
+because importing them at start would cost more than the interpreter itself.
+"""
+
+from __future__ import annotations
+
+import _blake2
+import os
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+TICK_NS = 1000
+
+
+class Clock:
+    """The pinned wall clock."""
+
+    def __init__(self) -> None:
+        self.now_ns = 0
+
+    def advance_to(self, moment_ns: int) -> None:
+        """Move to a recorded moment; never backwards."""
+        self.now_ns = max(self.now_ns, moment_ns)
+
+    def read_ns(self) -> int:
+        """Return the time and let it tick."""
+        self.now_ns += TICK_NS
+        return self.now_ns
+
+
+class Chance:
+    """A stream of bytes that depends on the session's seed and on how much was drawn, only."""
+
+    def __init__(self) -> None:
+        self.seed = bytes(32)
+        self.drawn = 0
+
+    def take(self, size: int) -> bytes:
+        """Return the next bytes of the stream."""
+        if size < 0:
+            raise ValueError("negative argument not allowed")
+        parts = []
+        for _ in range(-(-size // 64)):
+            self.drawn += 1
+            parts.append(
+                _blake2.blake2b(self.drawn.to_bytes(8, "big"), key=self.seed).digest()
+            )
+        return b"".join(parts)[:size]
+
+
+class Files:
+    """The files read by the running cell, each with the digest of its bytes at the first read."""
+
+    def __init__(self) -> None:
+        self.roots: tuple[str, ...] = ()
+        self.reads: list[tuple[str, str]] = []
+        self._seen: set[str] = set()
+        self._hashing = False
+
+    def reset(self) -> None:
+        """Forget the reads of the cell before."""
+        self.reads = []
+        self._seen = set()
+
+    def audit(self, event: str, arguments: tuple[Any, ...]) -> None:
+        """Pin a file when it is opened (an audit hook: it also sees `os.open`)."""
+        if event != "open" or not self.roots or self._hashing:
+            return
+        path = arguments[0]
+        if not isinstance(path, (str, bytes)):
+            return
+        self._hashing = True
+        try:
+            self._pin(os.path.realpath(os.fsdecode(path)))
+        finally:
+            self._hashing = False
+
+    def _pin(self, path: str) -> None:
+        if path in self._seen or not path.startswith(self.roots):
+            return
+        try:
+            with open(path, "rb") as stream:
+                digest = _blake2.blake2b(digest_size=32)
+                while data := stream.read(1 << 20):
+                    digest.update(data)
+        except OSError:
+            return
+        self._seen.add(path)
+        self.reads.append((path, "blake2b:" + digest.hexdigest()))
+
+
+class Pins:
+    """All pinned things of a session."""
+
+    def __init__(self) -> None:
+        self.clock = Clock()
+        self.chance = Chance()
+        self.files = Files()
+        self._random_state: Any = None
+        self._unused: Any = None
+
+    def install(self) -> None:
+        """Patch what is loaded already and wait for the rest to be imported."""
+        _pin_time(time, self.clock)
+        os.urandom = self.chance.take  # type: ignore[assignment]
+        os.getrandom = lambda size, flags=0: self.chance.take(size)  # type: ignore[assignment]
+        sys.addaudithook(self.files.audit)
+        patches: dict[str, Callable[[Any], None]] = {
+            "_datetime": lambda module: _pin_datetime(module, self.clock),
+            "random": self._pin_random,
+            "uuid": _pin_uuid,
+        }
+        for name in list(patches):
+            if name in sys.modules:
+                patches.pop(name)(sys.modules[name])
+        sys.meta_path.insert(0, _AfterImport(patches))  # type: ignore[arg-type]
+
+    def open(self, seed: bytes) -> None:
+        """Begin with a session's seed."""
+        self.chance.seed = seed
+        self.chance.drawn = 0
+        self._random_state = None
+        if "random" in sys.modules:
+            self._seed_random(sys.modules["random"])
+
+    def state(self) -> dict[str, Any]:
+        """Return what the checkpoint keeps."""
+        module = sys.modules.get("random")
+        state = module.getstate() if module is not None else self._random_state
+        # A generator that nobody used is made again from the seed.
+        return {"drawn": self.chance.drawn, "random": None if state == self._unused else state}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from a checkpoint."""
+        self.chance.drawn = state["drawn"]
+        self._random_state = state["random"]
+        module = sys.modules.get("random")
+        if module is not None:
+            self._seed_random(module)
+
+    def _pin_random(self, module: Any) -> None:
+        seed = module.Random.seed
+
+        def pinned(generator: Any, a: Any = None, version: int = 2) -> None:
+            seed(generator, self.chance.take(32) if a is None else a, version)
+
+        module.Random.seed = pinned
+        self._seed_random(module)
+
+    def _seed_random(self, module: Any) -> None:
+        if self._random_state is not None:
+            module.setstate(self._random_state)
+        else:
+            # Its own key, so that importing `random` late or early draws nothing from the stream.
+            module.seed(self.chance.seed)
+            self._unused = module.getstate()
+
+
+class _AfterImport:
+    """A finder that finds nothing itself and patches a module once it has been loaded."""
+
+    def __init__(self, patches: dict[str, Callable[[Any], None]]) -> None:
+        self._patches = patches
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        patch = self._patches.pop(name, None)
+        if patch is None:
+            return None
+        for finder in sys.meta_path:
+            spec = None if finder is self else finder.find_spec(name, path, target)
+            if spec is not None and spec.loader is not None:
+                load = spec.loader.exec_module
+
+                def exec_module(module: Any) -> None:
+                    load(module)
+                    patch(module)
+
+                spec.loader = _Loader(spec.loader, exec_module)  # type: ignore[assignment]
+                return spec
+        return None
+
+
+class _Loader:
+    def __init__(self, loader: Any, exec_module: Callable[[Any], None]) -> None:
+        self._loader = loader
+        self.exec_module = exec_module
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
+
+    def create_module(self, spec: Any) -> Any:
+        return self._loader.create_module(spec)
+
+
+def _pin_time(module: Any, clock: Clock) -> None:
+    gmtime, localtime, ctime, strftime = module.gmtime, module.localtime, module.ctime, module.strftime
+    asctime, sleep, clock_gettime = module.asctime, module.sleep, module.clock_gettime
+    clock_gettime_ns = module.clock_gettime_ns
+
+    def now() -> float:
+        return clock.read_ns() / 1e9
+
+    def wait(seconds: float) -> None:
+        sleep(seconds)
+        clock.now_ns += int(seconds * 1e9)
+
+    module.time = now
+    module.time_ns = clock.read_ns
+    module.sleep = wait
+    module.gmtime = lambda seconds=None: gmtime(now() if seconds is None else seconds)
+    module.localtime = lambda seconds=None: localtime(now() if seconds is None else seconds)
+    module.ctime = lambda seconds=None: ctime(now() if seconds is None else seconds)
+    module.asctime = lambda t=None: asctime(localtime(now()) if t is None else t)
+    module.strftime = lambda format, t=None: strftime(format, localtime(now()) if t is None else t)
+    module.clock_gettime = lambda which: now() if which == 0 else clock_gettime(which)
+    module.clock_gettime_ns = lambda which: clock.read_ns() if which == 0 else clock_gettime_ns(which)
+
+
+def _pin_datetime(module: Any, clock: Clock) -> None:
+    """Pin `datetime.now` and its like on the type itself, so that its instances stay its own."""
+    import ctypes
+    import gc
+
+    real, utc = module.datetime, module.timezone.utc
+    epoch = real(1970, 1, 1, tzinfo=utc)
+    delta = module.timedelta
+
+    def now(cls: Any, tz: Any = None) -> Any:
+        moment = epoch + delta(microseconds=clock.read_ns() // 1000)
+        if tz is None:
+            return cls.fromtimestamp(moment.timestamp())
+        return cls.fromtimestamp(moment.timestamp(), tz)
+
+    def utcnow(cls: Any) -> Any:
+        moment = (epoch + delta(microseconds=clock.read_ns() // 1000)).replace(tzinfo=None)
+        return moment if cls is real else cls.combine(moment.date(), moment.time())
+
+    def today(cls: Any) -> Any:
+        return cls.now()
+
+    attributes = gc.get_referents(real.__dict__)[0]
+    for function in (now, utcnow, today):
+        attributes[function.__name__] = classmethod(function)
+    ctypes.pythonapi.PyType_Modified(ctypes.py_object(real))
+
+
+def _pin_uuid(module: Any) -> None:
+    # The node is this machine's network address by default, and the generator a system library's.
+    module._node = 0x0242AC110002
+    module._generate_time_safe = None
+    module._UuidCreate = None

@@ -1,0 +1,536 @@
+"""How functions, classes and everything that pickle refuses become data.
+
+A function is the source of the top-level statement that holds it, the place of its code in there,
+and its closure values; its globals are the namespace, not a copy. A class is its bases and its
+attributes. Code without source (made by `exec`, `dataclass`, `namedtuple`) is kept as bytecode,
+tagged with the interpreter. What cannot be kept becomes a marker that says why, on the spot, so a
+dump never fails half-way. The makers below are found by pickles under the module name `_holdfast`:
+their names and arguments are part of the stored format.
+"""
+
+from __future__ import annotations
+
+import marshal
+import sys
+import types
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from holdfast.kernels.worker.bridge import HostFunction
+from holdfast.kernels.worker.cellrun import Sources
+
+FUTURE_FLAGS = 0x1FE0000
+MAIN = "__main__"
+_EMPTY_CELL = "_holdfast.empty"
+_NOT_KEPT = frozenset(
+    {"__dict__", "__weakref__", "__module__", "__qualname__", "__slots__", "__doc__", "_abc_impl"}
+    | {"__abstractmethods__", "__orig_bases__", "__firstlineno__", "__static_attributes__"}
+    | {"__annotations_cache__", "__annotate_func__"}
+)
+_DATACLASS_SINGLETONS = frozenset(
+    {"_FIELD_BASE", "_MISSING_TYPE", "_KW_ONLY_TYPE", "_HAS_DEFAULT_FACTORY_CLASS"}
+)
+
+
+class Marker:
+    """Stands for a value that could not be kept; using it says so."""
+
+    def __init__(self, kind: str, reason: str) -> None:
+        object.__setattr__(self, "_holdfast_kind", kind)
+        object.__setattr__(self, "_holdfast_reason", reason)
+
+    def __repr__(self) -> str:
+        return f"<not kept: {self._holdfast_kind}: {self._holdfast_reason}>"
+
+    def _refuse(self, *args: Any, **kwargs: Any) -> Any:
+        raise RuntimeError(
+            f"this {self._holdfast_kind} was not kept: {self._holdfast_reason}; make it again"
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_holdfast") or (name.startswith("__") and name.endswith("__")):
+            raise AttributeError(name)
+        return self._refuse()
+
+    __call__ = __iter__ = __next__ = __len__ = __getitem__ = __enter__ = __setattr__ = _refuse
+    __bool__ = __add__ = __contains__ = __await__ = _refuse
+
+
+def marker(kind: str, reason: str) -> Marker:
+    """Make a marker (stored format)."""
+    return Marker(kind, reason)
+
+
+class Reduction:
+    """Reduces objects of one namespace and makes them again."""
+
+    def __init__(self, namespace: dict[str, Any], sources: Sources) -> None:
+        self.namespace = namespace
+        self.sources = sources
+        self.functions: dict[str, Any] = {}
+        self.error_type: Callable[[str], type] = lambda name: Exception
+        self.marked: list[tuple[str, str]] = []
+        self._statements: dict[str, list[tuple[int, int]]] = {}
+        self._codes: dict[tuple[str, str, int], Any] = {}
+        self._by_type: dict[type, Callable[[Any], Any]] = {
+            types.FunctionType: self._function,
+            types.CellType: lambda cell: (cell_, ()),
+            types.ModuleType: self._module,
+            types.CodeType: self._code,
+            types.GeneratorType: self._mark("generators hold a running frame"),
+            types.CoroutineType: self._mark("coroutines hold a running frame"),
+            types.AsyncGeneratorType: self._mark("generators hold a running frame"),
+            types.FrameType: self._mark("frames belong to a running process"),
+            types.TracebackType: self._mark("tracebacks belong to a running process"),
+            types.MappingProxyType: lambda proxy: (proxy_, (dict(proxy),)),
+            property: lambda p: (property, (p.fget, p.fset, p.fdel, p.__doc__)),
+            classmethod: lambda method: (classmethod, (method.__func__,)),
+            staticmethod: lambda method: (staticmethod, (method.__func__,)),
+            memoryview: self._mark("views belong to a running process; keep the bytes instead"),
+            Marker: lambda m: self._marker(m._holdfast_kind, m._holdfast_reason),
+            HostFunction: lambda f: (self.host_function, (f._holdfast_path,)),
+        }
+        self._publish()
+
+    def _publish(self) -> None:
+        module = types.ModuleType("_holdfast")
+        makers: Iterable[Any] = (
+            *(marker, cell_, proxy_, class_, set_class, enum_, exception_, type_variable),
+            *(lru_cache_, cached_property_, set_function, self.function_, self.bytecode_),
+            *(self.host_function, self.error_class, self.code_),
+        )
+        for maker in makers:
+            name = maker.__name__
+            if isinstance(maker, types.MethodType):
+                maker = _Maker(maker, name)
+            setattr(module, name, maker)
+            if isinstance(maker, _Maker):
+                setattr(self, name, maker)
+            else:
+                maker.__module__ = "_holdfast"
+        sys.modules["_holdfast"] = module
+
+    def reduce(self, value: Any) -> Any:
+        """Return how to make a value again; NotImplemented for a plain global name."""
+        if isinstance(value, type):
+            return self._type(value)
+        rule = self._by_type.get(type(value))
+        if rule is not None:
+            return rule(value)
+        if isinstance(value, BaseException):
+            return exception_, (type(value), value.args), dict(value.__dict__)
+        try:
+            name = type(value).__name__
+            if name == "_lru_cache_wrapper":
+                parameters = value.cache_parameters()
+                return lru_cache_, (value.__wrapped__, parameters["maxsize"], parameters["typed"])
+            if name == "cached_property" and type(value).__module__ == "functools":
+                return cached_property_, (value.func, value.attrname)
+            if name in _DATACLASS_SINGLETONS:
+                owner = sys.modules["dataclasses"]
+                found = next(key for key, item in vars(owner).items() if item is value)
+                return getattr, (owner, found)
+            if name == "TypeVar":
+                return type_variable, (value.__name__, value.__constraints__, value.__bound__)
+            reduced = value.__reduce_ex__(5)
+        except Exception as error:
+            return self._marker(_type_name(type(value)), str(error).partition("\n")[0][:200])
+        if isinstance(reduced, str):
+            module = getattr(value, "__module__", None) or ""
+            if module == MAIN or not _importable(module, reduced, value):
+                return self._marker(_type_name(type(value)), f"{reduced!r} cannot be imported")
+            return reduced
+        if type(reduced) is tuple and 2 <= len(reduced) <= 6:
+            return reduced
+        return self._marker(_type_name(type(value)), "its __reduce__ gave no usable result")
+
+    def _mark(self, reason: str) -> Callable[[Any], Any]:
+        return lambda value: self._marker(_type_name(type(value)), reason)
+
+    def _marker(self, kind: str, reason: str) -> Any:
+        self.marked.append((kind, reason))
+        return marker, (kind, reason)
+
+    def _module(self, module: Any) -> Any:
+        name = module.__name__
+        if sys.modules.get(name) is not module:
+            return self._marker("module", f"{name!r} cannot be imported")
+        return __import__("importlib").import_module, (name,)
+
+    # Functions
+
+    def _function(self, function: Any) -> Any:
+        if function.__module__ != MAIN and _importable(
+            function.__module__, function.__qualname__, function
+        ):
+            return NotImplemented
+        scope = self._scope(function.__globals__)
+        cells = function.__closure__ or ()
+        made = self._source_of(function.__code__)
+        maker = self.function_ if made is not None else self.bytecode_
+        if made is None:
+            made = (_interpreter_tag(), marshal.dumps(function.__code__))
+        contents = [(cell, _contents(cell)) for cell in cells]
+        state = {
+            "cells": contents,
+            "defaults": function.__defaults__,
+            "kwdefaults": function.__kwdefaults__,
+            "annotations": _annotations(function),
+            "doc": function.__doc__,
+            "name": function.__name__,
+            "qualname": function.__qualname__,
+            "module": function.__module__,
+            "dict": function.__dict__ or None,
+        }
+        return maker, (*made, scope, cells), state, None, None, set_function
+
+    def _code(self, code: Any) -> Any:
+        made = self._source_of(code)
+        if made is None:
+            return self._marker("code", "code objects without source are not kept")
+        return self.code_, made
+
+    def _scope(self, namespace: dict[str, Any]) -> Any:
+        if namespace is self.namespace:
+            return None
+        name = namespace.get("__name__")
+        module = sys.modules.get(name) if isinstance(name, str) else None
+        if module is not None and module.__dict__ is namespace:
+            return name
+        return namespace
+
+    def _source_of(self, code: Any) -> tuple[Any, ...] | None:
+        """Return (source, filename, lines before it, flags, place) of a code object of a cell."""
+        lines = self.sources.lines.get(code.co_filename)
+        if lines is None:
+            return None
+        first = code.co_firstlineno
+        statement = self._statement(code.co_filename, lines, first)
+        if statement is None:
+            return None
+        begin, end = statement
+        text = "".join(lines[begin - 1 : end])
+        flags = code.co_flags & FUTURE_FLAGS
+        place = _place(self._compiled(text, code.co_filename, begin - 1, flags), code)
+        if place is None:
+            return None
+        return (text, code.co_filename, begin - 1, flags, *place)
+
+    def _statement(self, filename: str, lines: list[str], first: int) -> tuple[int, int] | None:
+        spans = self._statements.get(filename)
+        if spans is None:
+            try:
+                tree: Any = compile("".join(lines), filename, "exec", 0x2400, True)
+            except (SyntaxError, ValueError):
+                return None
+            spans = self._statements[filename] = [_span(node) for node in tree.body]
+        return next((span for span in spans if span[0] <= first <= span[1]), None)
+
+    def _compiled(self, text: str, filename: str, offset: int, flags: int) -> Any:
+        key = (text, filename, offset)
+        found = self._codes.get(key)
+        if found is None:
+            found = compile("\n" * offset + text, filename, "exec", flags | 0x2000, True)
+            self._codes[key] = found
+        return found
+
+    def forget_sources(self, filename: str) -> None:
+        """Drop what was derived from a cell whose text is replaced."""
+        self._statements.pop(filename, None)
+
+    def code_(
+        self, text: str, filename: str, offset: int, flags: int, qualname: str, line: int, nth: int
+    ) -> Any:
+        """Return a code object from its source and its place (stored format)."""
+        self.sources.add(filename, text.removesuffix("\n"), offset)
+        self.forget_sources(filename)
+        found = _find(self._compiled(text, filename, offset, flags), qualname, line, nth)
+        if found is None:
+            raise ValueError(f"{qualname!r} is not in its source any more")
+        return found
+
+    def function_(self, *made: Any) -> Any:
+        """Make a function from source (stored format)."""
+        *place, scope, cells = made
+        code = self.code_(*place)
+        return types.FunctionType(code, self._globals(scope), None, None, tuple(cells))
+
+    def bytecode_(self, tag: str, code: bytes, scope: Any, cells: Any) -> Any:
+        """Make a function from bytecode of the same interpreter (stored format)."""
+        if tag != _interpreter_tag():
+            raise ValueError(f"bytecode of {tag} does not run on {_interpreter_tag()}")
+        loaded = marshal.loads(code)
+        return types.FunctionType(loaded, self._globals(scope), None, None, tuple(cells) or None)
+
+    def _globals(self, scope: Any) -> dict[str, Any]:
+        if scope is None:
+            return self.namespace
+        if isinstance(scope, str):
+            namespace: dict[str, Any] = __import__("importlib").import_module(scope).__dict__
+            return namespace
+        return dict(scope) if type(scope) is not dict else scope
+
+    def host_function(self, path: str) -> Any:
+        """Return a host function by name (stored format)."""
+        found = self.functions.get(path)
+        return found if found is not None else Marker("host function", f"{path!r} is not offered")
+
+    def error_class(self, name: str) -> Any:
+        """Return the class of a host error by name (stored format)."""
+        return self.error_type(name)
+
+    # Classes
+
+    def _type(self, cls: Any) -> Any:
+        if cls.__module__ == "_holdfast":
+            return self.error_class, (cls.__name__,)
+        if cls.__module__ != MAIN and _importable(cls.__module__, cls.__qualname__, cls):
+            return NotImplemented
+        if cls.__flags__ & 0x200 == 0:
+            return self._marker("type", f"{cls.__qualname__!r} cannot be imported")
+        attributes = dict(cls.__dict__)
+        meta = type(cls)
+        given: dict[str, Any] = {"__module__": cls.__module__, "__qualname__": cls.__qualname__}
+        if isinstance(attributes.get("__doc__"), str):
+            given["__doc__"] = attributes["__doc__"]
+        if "__orig_bases__" in attributes:
+            given["__orig_bases__"] = attributes["__orig_bases__"]
+        dropped = set(_NOT_KEPT)
+        if "__slots__" in attributes:
+            slots = attributes["__slots__"]
+            given["__slots__"] = slots
+            dropped.update([slots] if isinstance(slots, str) else _mangled(slots, cls.__name__))
+        enum = sys.modules.get("enum")
+        if enum is not None and issubclass(meta, enum.EnumMeta):
+            return self._enum(cls, attributes, given, dropped)
+        kept = {k: v for k, v in attributes.items() if k not in dropped and not _generated(v)}
+        annotations = _annotations(cls)
+        if annotations and "__annotations__" not in kept:
+            kept["__annotations__"] = annotations
+        kept.pop("__annotate__", None)
+        arguments = (meta, cls.__name__, cls.__bases__, given)
+        return class_, arguments, kept, None, None, set_class
+
+    def _enum(
+        self, cls: Any, attributes: dict[str, Any], given: dict[str, Any], dropped: set[str]
+    ) -> Any:
+        members = {
+            name: (member._value_, {k: v for k, v in vars(member).items() if k not in _MEMBER})
+            for name, member in cls.__members__.items()
+        }
+        skipped = dropped | set(members) | _ENUM_OWN
+        kept = {
+            k: v
+            for k, v in attributes.items()
+            if k not in skipped and not (k.startswith("_") and k.endswith("_") and "__" not in k)
+        }
+        if not isinstance(attributes.get("__new__"), staticmethod) or "__new_member__" in attributes:
+            kept.pop("__new__", None)
+        kept = {k: v for k, v in kept.items() if not _inherited_enum(cls, k, v)}
+        arguments = (type(cls), cls.__name__, cls.__bases__, given, members)
+        return enum_, arguments, kept, None, None, set_class
+
+
+_MEMBER = frozenset({"_value_", "_name_", "__objclass__", "_sort_order_"})
+_ENUM_OWN = frozenset(
+    {"__new__", "__new_member__", "__members__", "__reduce_ex__", "__class_getitem__"}
+)
+
+
+class _Maker:
+    """A maker bound to its namespace, which pickles as a global of `_holdfast`."""
+
+    def __init__(self, function: Callable[..., Any], name: str) -> None:
+        self._function = function
+        self.__name__ = self.__qualname__ = name
+
+    def __call__(self, *args: Any) -> Any:
+        return self._function(*args)
+
+    def __reduce__(self) -> str:
+        return self.__name__
+
+    __module__ = "_holdfast"
+
+
+def _inherited_enum(cls: Any, name: str, value: Any) -> bool:
+    # Enum copies some methods of its bases into each class.
+    return any(base.__dict__.get(name) is value for base in cls.__mro__[1:])
+
+
+def _generated(value: Any) -> bool:
+    kind = type(value)
+    return kind is types.GetSetDescriptorType or kind is types.MemberDescriptorType
+
+
+def _mangled(slots: Any, owner: str) -> list[str]:
+    stripped = owner.lstrip("_")
+    return [
+        f"_{stripped}{name}" if name.startswith("__") and not name.endswith("__") else name
+        for name in slots
+    ]
+
+
+def _span(node: Any) -> tuple[int, int]:
+    begin = min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", ()))])
+    return begin, node.end_lineno
+
+
+def _annotations(owner: Any) -> Any:
+    try:
+        found = owner.__dict__.get("__annotations__") if isinstance(owner, type) else None
+        return found if found is not None else owner.__annotations__ or None
+    except Exception:
+        return None
+
+
+def _codes(code: Any) -> Iterable[Any]:
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield constant
+            yield from _codes(constant)
+
+
+def _place(module: Any, code: Any) -> tuple[str, int, int] | None:
+    same = [
+        found
+        for found in _codes(module)
+        if found.co_qualname == code.co_qualname and found.co_firstlineno == code.co_firstlineno
+    ]
+    for nth, found in enumerate(same):
+        if found == code or len(same) == 1:
+            return code.co_qualname, code.co_firstlineno, nth
+    return None
+
+
+def _find(module: Any, qualname: str, line: int, nth: int) -> Any:
+    for found in _codes(module):
+        if found.co_qualname == qualname and found.co_firstlineno == line:
+            if nth == 0:
+                return found
+            nth -= 1
+    return None
+
+
+def _contents(cell: Any) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return _EMPTY_CELL
+
+
+def _importable(module: Any, qualname: str, value: Any) -> bool:
+    found = sys.modules.get(module) if isinstance(module, str) else None
+    for part in qualname.split("."):
+        found = getattr(found, part, None)
+        if found is None:
+            return False
+    return found is value
+
+
+def _type_name(cls: type) -> str:
+    return cls.__name__ if cls.__module__ == "builtins" else f"{cls.__module__}.{cls.__qualname__}"
+
+
+def _interpreter_tag() -> str:
+    magic = sys.modules["_frozen_importlib_external"].MAGIC_NUMBER
+    return f"{sys.implementation.cache_tag}-{magic.hex()}"
+
+
+def cell_() -> Any:
+    """Make an empty closure cell (stored format)."""
+    return types.CellType()
+
+
+def proxy_(mapping: dict[Any, Any]) -> Any:
+    """Make a read-only view of a dict (stored format)."""
+    return types.MappingProxyType(mapping)
+
+
+def set_function(function: Any, state: dict[str, Any]) -> None:
+    """Give a function its closure values and attributes (stored format)."""
+    for cell, value in state["cells"]:
+        if type(value) is not str or value != _EMPTY_CELL:
+            cell.cell_contents = value
+    function.__defaults__ = state["defaults"]
+    function.__kwdefaults__ = state["kwdefaults"]
+    if state["annotations"]:
+        function.__annotations__ = state["annotations"]
+    function.__doc__ = state["doc"]
+    function.__name__ = state["name"]
+    function.__qualname__ = state["qualname"]
+    function.__module__ = state["module"]
+    if state["dict"]:
+        function.__dict__.update(state["dict"])
+
+
+def class_(meta: Any, name: str, bases: Any, given: dict[str, Any]) -> Any:
+    """Make a class without its attributes (stored format)."""
+    abc = sys.modules.get("abc")
+    new = abc.ABCMeta.__new__ if abc is not None and issubclass(meta, abc.ABCMeta) else type.__new__
+    hooked = [
+        (base, base.__dict__["__init_subclass__"])
+        for base in {b for direct in bases for b in direct.__mro__}
+        if "__init_subclass__" in base.__dict__ and base.__module__ == MAIN
+    ]
+    # It ran when the class was first made; what it did is in the checkpoint.
+    for base, _ in hooked:
+        del base.__init_subclass__
+    try:
+        return new(meta, name, bases, dict(given))
+    finally:
+        for base, hook in hooked:
+            type.__setattr__(base, "__init_subclass__", hook)
+
+
+def set_class(cls: Any, attributes: dict[str, Any]) -> None:
+    """Give a class its attributes (stored format)."""
+    for name, value in attributes.items():
+        type.__setattr__(cls, name, value)
+    abc = sys.modules.get("abc")
+    if abc is not None and isinstance(cls, abc.ABCMeta):
+        abc.update_abstractmethods(cls)
+
+
+def enum_(meta: Any, name: str, bases: Any, given: dict[str, Any], members: dict[str, Any]) -> Any:
+    """Make an enumeration with its members (stored format)."""
+    namespace = meta.__prepare__(name, bases)
+    for key, item in given.items():
+        namespace[key] = item
+    for key, (value, _) in members.items():
+        namespace[key] = value
+    cls = meta.__new__(meta, name, bases, namespace)
+    for key, (_, attributes) in members.items():
+        cls.__members__[key].__dict__.update(attributes)
+    return cls
+
+
+def exception_(cls: Any, args: tuple[Any, ...]) -> Any:
+    """Make an exception without running its constructor (stored format)."""
+    error = cls.__new__(cls, *args)
+    error.args = args
+    return error
+
+
+def type_variable(name: str, constraints: tuple[Any, ...], bound: Any) -> Any:
+    """Make a type variable (stored format)."""
+    import typing
+
+    return typing.TypeVar(name, *constraints, bound=bound)  # type: ignore[misc]
+
+
+def lru_cache_(function: Any, maxsize: int | None, typed: bool) -> Any:
+    """Make a cached function with an empty cache (stored format)."""
+    import functools
+
+    return functools.lru_cache(maxsize, typed)(function)
+
+
+def cached_property_(function: Any, name: str | None) -> Any:
+    """Make a cached property (stored format)."""
+    import functools
+
+    made: Any = functools.cached_property(function)
+    if name is not None:
+        made.__set_name__(None, name)
+    return made

@@ -1,0 +1,285 @@
+"""The worker's loop: open and confine once, then run cells as the host asks."""
+
+from __future__ import annotations
+
+import builtins
+import os
+import signal
+import sys
+import types
+from time import monotonic_ns
+from typing import Any
+
+from holdfast.kernels.worker import cellrun, render
+from holdfast.kernels.worker.bridge import Bridge, CallError, HostFunction
+from holdfast.kernels.worker.cellrun import Capture, Final, Interrupted, OutputLimit, Sources
+from holdfast.kernels.worker.namespace import Namespace
+from holdfast.kernels.worker.paging import Inspect
+from holdfast.kernels.worker.pins import Pins
+from holdfast.kernels.worker.reduction import MAIN, Reduction
+from holdfast.kernels.worker.wire import Channel, Shield
+
+STACK_BYTES = 96 << 20
+QUICK_NS = 50_000_000
+ENCODED_CHARACTERS = 1 << 16
+
+
+class Worker:
+    """One session's interpreter."""
+
+    def __init__(self, descriptor: int) -> None:
+        self.shield = Shield(Interrupted)
+        signal.signal(signal.SIGINT, self.shield.interrupt)
+        self.channel = Channel(descriptor, self.shield)
+        self.pins = Pins()
+        self.pins.install()
+        self.bridge = Bridge(self.channel, self.pins)
+        self.sources = Sources()
+        main = types.ModuleType(MAIN)
+        sys.modules[MAIN] = main
+        self.variables = main.__dict__
+        self.variables["__builtins__"] = builtins
+        self.reduction = Reduction(self.variables, self.sources)
+        self.reduction.error_type = self.bridge.error_type
+        self.namespace = Namespace(self.variables, self.reduction, self.channel.send_chunk)
+        self.stdout, self.stderr = Capture("<stdout>"), Capture("<stderr>")
+        self.engine_names: dict[str, Any] = {}
+        self.final: dict[str, Any] | None = None
+        self.cells = 0
+
+    def serve(self) -> None:
+        """Do what the host asks until it goes away."""
+        does = {
+            "warm": self.warm,
+            "open": self.open,
+            "load": self.load,
+            "bind": self.bind,
+            "checkpoint": self.checkpoint,
+            "eval": self.evaluate,
+        }
+        while True:
+            command = self.bridge.command()
+            try:
+                does[command["do"]](command)
+            except BaseException as error:
+                text = f"{type(error).__name__}: {error}"
+                self.channel.send({"kind": "failed", "message": text[:2000]})
+
+    def warm(self, command: dict[str, Any]) -> None:
+        """Import what most cells need, while nobody waits."""
+        import hashlib
+        import linecache  # noqa: F401
+        import random
+        import threading  # noqa: F401
+        import traceback  # noqa: F401
+
+        from holdfast.core import values
+        from holdfast.kernels import confinement  # noqa: F401
+
+        hashlib.sha256(b"")
+        values.encode({"x": [1]})
+        random.random()
+
+    def open(self, command: dict[str, Any]) -> None:
+        """Confine this process and offer the engine's names."""
+        self.pins.open(command["seed"])
+        self.pins.files.roots = tuple(
+            root.rstrip("/") + "/" if os.path.isdir(root) else root for root in command["roots"]
+        )
+        report = self._confine(command["policy"])
+        self._offer(command)
+        self.channel.send({"kind": "opened", "confinement": report})
+
+    def _confine(self, policy: dict[str, Any] | None) -> dict[str, Any] | None:
+        import resource
+
+        hard = resource.getrlimit(resource.RLIMIT_STACK)[1]
+        if hard == resource.RLIM_INFINITY or hard >= STACK_BYTES:
+            # Deeply nested data is pickled on the machine stack.
+            resource.setrlimit(resource.RLIMIT_STACK, (STACK_BYTES, hard))
+        if policy is None:
+            os.environ.clear()
+            return None
+        from holdfast.kernels import confinement
+
+        return confinement.confine(confinement.Policy(**policy)).to_record()
+
+    def _offer(self, command: dict[str, Any]) -> None:
+        names: dict[str, Any] = {"inspect": Inspect(), "CallError": CallError}
+        if command["final"]:
+            names["FINAL"] = self._final
+        for module, name, signature, doc in command["functions"]:
+            path = f"{module}.{name}" if module else name
+            function = HostFunction(self.bridge, path, signature, doc)
+            self.reduction.functions[path] = function
+            if not module:
+                names[name] = function
+                continue
+            holder = sys.modules.get(module)
+            if holder is None:
+                holder = sys.modules[module] = types.ModuleType(module)
+            setattr(holder, name, function)
+        CallError.__module__ = "_holdfast"
+        self.engine_names = names
+        self._repair()
+
+    def _final(self, value: Any = None) -> None:
+        """Fix the answer of this turn and end the cell."""
+        if self.final is None:
+            self.final = self._encoded(value)
+            self.bridge.refusal = Final
+            self.channel.send({"kind": "final", "value": self.final})
+        raise Final
+
+    def _encoded(self, value: Any) -> dict[str, Any]:
+        from holdfast.core import values
+
+        try:
+            encoding, data = values.encode(value)
+        except Exception as error:
+            raise TypeError(f"FINAL: {error}") from None
+        return {"encoding": encoding, "data": data}
+
+    def load(self, command: dict[str, Any]) -> None:
+        """Fill the empty namespace from a checkpoint whose chunks follow in order."""
+        import marshal
+
+        lost = self.namespace.load(command["stored"], self.channel.receive_bytes)
+        random = marshal.loads(command["random"]) if command["random"] else None
+        self.pins.restore({"drawn": command["drawn"], "random": random})
+        self.cells = command["cells"]
+        self.channel.send({"kind": "loaded", "lost": lost})
+
+    def bind(self, command: dict[str, Any]) -> None:
+        """Bind an input."""
+        from holdfast.core import values
+
+        self.variables[command["name"]] = values.decode(command["encoding"], command["data"])
+        self.channel.send({"kind": "bound"})
+
+    def checkpoint(self, command: dict[str, Any]) -> None:
+        """Send a checkpoint of the namespace as it is."""
+        self.channel.send({"kind": "checkpoint", "checkpoint": self._checkpoint()})
+
+    def _checkpoint(self) -> dict[str, Any]:
+        import marshal
+
+        dumped = self.namespace.dump()
+        self.namespace.drop_unrestorable(dumped["variables"])
+        pins = self.pins.state()
+        random = b"" if pins["random"] is None else marshal.dumps(pins["random"], 4)
+        return dumped | {"cells": self.cells, "drawn": pins["drawn"], "random": random}
+
+    def evaluate(self, command: dict[str, Any]) -> None:
+        """Run one cell and send everything about it."""
+        self.cells += 1
+        filename = f"<cell {self.cells}>"
+        self.sources.add(filename, command["source"])
+        self.reduction.forget_sources(filename)
+        self.pins.clock.now_ns = command["started_at_ns"]
+        self.pins.files.reset()
+        self.final = None
+        sys.stdout, sys.stderr = self.stdout, self.stderr  # type: ignore[assignment]
+        for stream in (self.stdout, self.stderr):
+            stream.reset(command["output_fit"], command["output_limit"])
+        self._repair()
+        self.bridge.begin()
+        began = monotonic_ns()
+        outcome: dict[str, Any] = {"status": "ok", "value": None, "error": None}
+        try:
+            self.shield.lift()
+            try:
+                value = cellrun.run(command["source"], filename, self.variables)
+                _join_threads()
+                outcome["value"] = self._view(value, command["value_fit"])
+            finally:
+                self.shield.lower()
+        except Final:
+            pass
+        except OutputLimit:
+            outcome["status"] = "output"
+        except BaseException as error:
+            for stream in (self.stdout, self.stderr):
+                stream.unlimit()
+            outcome["status"] = _failure(error)
+            outcome["error"] = cellrun.describe_error(error, self.sources)
+        self.bridge.end()
+        if monotonic_ns() - began > QUICK_NS:
+            self.channel.send({"kind": "ended"})
+        self._finish(outcome)
+
+    def _finish(self, outcome: dict[str, Any]) -> None:
+        if self.final is not None:
+            outcome["status"] = "final"
+        repaired = self._repair()
+        try:
+            checkpoint = self._checkpoint()
+        except MemoryError:
+            checkpoint = None
+            outcome["status"] = "memory"
+        message = {
+            "kind": "done",
+            **outcome,
+            "stdout": self.stdout.excerpt(),
+            "stderr": self.stderr.excerpt(),
+            "files": self.pins.files.reads,
+            "repaired": repaired,
+            "checkpoint": checkpoint,
+        }
+        self.channel.send(message)
+
+    def _view(self, value: Any, fit: int) -> dict[str, Any] | None:
+        if value is None:
+            return None
+        encoded = None
+        if render.bounded(value, ENCODED_CHARACTERS)[1]:
+            if type(value) is int and abs(value) < 2**53:
+                encoded = {"encoding": "json", "data": b"%d" % value}
+            else:
+                try:
+                    encoded = self._encoded(value)
+                except TypeError:
+                    encoded = None
+        text = list(render.excerpt(value, fit))
+        return {"kind": render.kind_of(value), "text": text, "encoded": encoded}
+
+    def _repair(self) -> list[str]:
+        """Put the engine's names back where the model assigned to them."""
+        repaired = []
+        space = vars(builtins)
+        for name, value in self.engine_names.items():
+            if space.get(name) is not value:
+                space[name] = value
+            if name in self.variables:
+                if self.variables[name] is not value and not _is_module(self.variables[name], name):
+                    repaired.append(name)
+                del self.variables[name]
+        return repaired
+
+
+def _is_module(value: Any, name: str) -> bool:
+    # `import inspect` binds a name of the engine; the engine's own object serves both.
+    return isinstance(value, types.ModuleType) and value.__name__ == name
+
+
+def _failure(error: BaseException) -> str:
+    if isinstance(error, Interrupted):
+        return "interrupted"
+    return "memory" if isinstance(error, MemoryError) else "error"
+
+
+def _join_threads() -> None:
+    """Wait for the threads the cell started, as a script does at its end."""
+    threading = sys.modules.get("threading")
+    if threading is None or threading.active_count() == 1:
+        return
+    pool = sys.modules.get("concurrent.futures.thread")
+    idle = getattr(pool, "_threads_queues", ())
+    for thread in threading.enumerate():
+        if not thread.daemon and thread is not threading.main_thread() and thread not in idle:
+            thread.join()
+
+
+def serve(descriptor: int) -> None:
+    """Serve a host over one descriptor."""
+    Worker(descriptor).serve()

@@ -1,0 +1,23 @@
+"""The worker's entry point: place the packages it needs and serve, without importing the host.
+
+The real `holdfast` package imports the runtime and third-party code, so the names are placed by
+hand and only the few standalone modules below them are loaded. This script is compiled on every
+start, so it stays tiny.
+"""
+
+import sys
+
+
+def place_packages(root: str) -> None:
+    """Make `holdfast.core` and `holdfast.kernels` importable without running their packages."""
+    for name in ("holdfast", "holdfast.core", "holdfast.kernels"):
+        module = type(sys)(name)
+        module.__path__ = [root + name.replace(".", "/")]
+        sys.modules[name] = module
+
+
+if __name__ == "__main__":
+    place_packages(__file__[: -len("holdfast/kernels/worker/start.py")])
+    from holdfast.kernels.worker.serving import serve
+
+    serve(int(sys.argv[1]))
