@@ -1,0 +1,204 @@
+"""Connections to one `events.db`: how they are opened, migrated and how their failures are named.
+
+SQL stands in `queries.sql` and in the numbered migrations, never in Python. The bundled SQLite of
+apsw is used because older ones can corrupt a WAL that two processes reset at once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import apsw
+
+from holdfast.core.errors import (
+    Corruption,
+    HoldfastError,
+    NothingWritten,
+    StoreFailed,
+    StoreNewer,
+    StoreUnsafe,
+)
+from holdfast.core.events import now
+
+OLDEST_SQLITE = 3_051_003
+BUSY_SECONDS = 30.0
+CHECKPOINT_PAGES = 4096
+APPLICATION_ID = 0x486F6C64  # "Hold"
+
+_PACKAGE = resources.files("holdfast.stores.sqlite")
+_NAMED = re.compile(r"^-- name: (\w+)\n", re.MULTILINE)
+
+
+def _load_queries() -> dict[str, str]:
+    parts = _NAMED.split(_PACKAGE.joinpath("queries.sql").read_text(encoding="utf-8"))
+    return {name: body.strip() for name, body in zip(parts[1::2], parts[2::2], strict=True)}
+
+
+SQL = _load_queries()
+
+
+def migrations() -> list[tuple[int, str, str]]:
+    """Return (version, name, SQL text) of every migration in order."""
+    files = sorted(
+        (item for item in _PACKAGE.joinpath("migrations").iterdir() if item.name.endswith(".sql")),
+        key=lambda item: item.name,
+    )
+    return [(int(f.name[:4]), f.name, f.read_text(encoding="utf-8")) for f in files]
+
+
+class Database:
+    """The file, and how to connect to it."""
+
+    def __init__(self, path: Path, vfs: str | None) -> None:
+        if apsw.SQLITE_VERSION_NUMBER < OLDEST_SQLITE:
+            raise StoreUnsafe(
+                f"SQLite {apsw.sqlite_lib_version()} can corrupt a shared database; install "
+                "apsw 3.51.3 or newer"
+            )
+        self.path = path
+        self._vfs = vfs
+
+    def connect(self) -> apsw.Connection:
+        """Return a new connection with this store's settings."""
+        with self.failures(StoreFailed, "open"):
+            connection = apsw.Connection(str(self.path), vfs=self._vfs)
+            connection.set_busy_handler(_BusyHandler())
+            connection.pragma("synchronous", "FULL")
+            connection.pragma("secure_delete", "ON")
+            connection.pragma("trusted_schema", "OFF")
+            connection.wal_autocheckpoint(CHECKPOINT_PAGES)
+        return connection
+
+    def prepare(self, connection: apsw.Connection) -> None:
+        """Bring a database to this release's format; refuse a newer one."""
+        with self.failures(NothingWritten, "prepare"):
+            known = migrations()
+            version = int(connection.pragma("user_version"))
+            self._check_version(version, known[-1][0])
+            if connection.pragma("journal_mode") != "wal":
+                self._enter_wal(connection)
+            if version < known[-1][0]:
+                self._migrate(connection, known)
+            checksums = {number: _checksum(text) for number, _, text in known}
+            for number, checksum in connection.execute(SQL["list_migrations"]):
+                if checksums.get(number) != checksum:
+                    raise Corruption(
+                        f"migration {number} of {str(self.path)!r} was applied with other content "
+                        "than this release has; restore the store from an export"
+                    )
+
+    def _enter_wal(self, connection: apsw.Connection) -> None:
+        deadline = time.monotonic() + BUSY_SECONDS
+        while True:
+            try:
+                mode = connection.pragma("journal_mode", "wal")
+            except apsw.BusyError:
+                # The busy handler is not asked here: two processes may be creating the store.
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.005)
+                continue
+            if mode != "wal":
+                raise StoreUnsafe(
+                    f"{str(self.path)!r} cannot use a write-ahead log here (journal mode "
+                    f"{mode!r}); choose a local directory"
+                )
+            return
+
+    def _migrate(self, connection: apsw.Connection, known: list[tuple[int, str, str]]) -> None:
+        for number, name, text in known:
+            connection.execute(SQL["begin_write"])
+            try:
+                version = int(connection.pragma("user_version"))
+                self._check_version(version, known[-1][0])
+                if version == 0 and connection.execute(SQL["schema_objects"]).get:
+                    raise StoreUnsafe(f"{str(self.path)!r} is a database of something else")
+                if version < number:
+                    connection.execute(text)
+                    record = (number, name, _checksum(text), now())
+                    connection.execute(SQL["insert_migration"], record)
+                    connection.pragma("application_id", APPLICATION_ID)
+                    connection.pragma("user_version", number)
+                connection.execute(SQL["commit"])
+            except BaseException:
+                if connection.in_transaction:
+                    connection.execute(SQL["rollback"])
+                raise
+
+    def _check_version(self, found: int, newest: int) -> None:
+        if found > newest:
+            raise StoreNewer(
+                f"{str(self.path)!r} has format {found}; this release knows {newest}: upgrade "
+                "Holdfast to open it",
+                format=found,
+            )
+
+    @contextmanager
+    def failures(
+        self, kind: type[StoreFailed], doing: str, session: str | None = None
+    ) -> Iterator[None]:
+        """Turn SQLite's failures into this store's errors."""
+        try:
+            yield
+        except (apsw.Error, OSError) as error:
+            raise self.named(error, kind, doing, session) from error
+
+    def named(
+        self, error: Exception, kind: type[StoreFailed], doing: str, session: str | None = None
+    ) -> HoldfastError:
+        """Return what a failure of SQLite or the disk means to the caller."""
+        of = f" of session {session!r}" if session else ""
+        if isinstance(error, apsw.CorruptError | apsw.NotADBError):
+            return Corruption(
+                f"{str(self.path)!r} is damaged: {doing}{of} failed with {error}; run `holdfast "
+                "verify` and restore from an export",
+                path=str(self.path),
+                session=session,
+            )
+        why = next((text for cls, text in _REASONS if isinstance(error, cls)), "the storage failed")
+        return kind(
+            f"could not {doing}{of} in {str(self.path)!r}: {why} ({error}); {_NEXT[kind]}",
+            path=str(self.path),
+            session=session,
+        )
+
+
+class _BusyHandler:
+    """Waits for another process's short transactions, from one to ten milliseconds at a time."""
+
+    def __init__(self) -> None:
+        self._deadline = 0.0
+
+    def __call__(self, attempt: int) -> bool:
+        if attempt == 0:
+            self._deadline = time.monotonic() + BUSY_SECONDS
+        if time.monotonic() > self._deadline:
+            return False
+        time.sleep(min(0.001 * (attempt + 1), 0.01))
+        return True
+
+
+_REASONS: tuple[tuple[type[Exception], str], ...] = (
+    (apsw.FullError, "the disk is full"),
+    (apsw.ReadOnlyError, "it is read-only"),
+    (apsw.PermissionsError, "access is denied"),
+    (apsw.CantOpenError, "it cannot be opened"),
+    (apsw.BusyError, "another process kept it locked"),
+    (apsw.IOError, "reading or writing failed"),
+    (OSError, "reading or writing failed"),
+)
+_NEXT: dict[Any, str] = {
+    StoreFailed: "check the disk, then try again",
+    NothingWritten: "nothing was written, try again once the cause is gone",
+}
+
+
+def _checksum(text: str) -> str:
+    return "sha256:" + hashlib.sha256(text.encode()).hexdigest()

@@ -1,0 +1,147 @@
+"""Event rows and the states folded from them.
+
+A state in memory counts only if it stands where the session's row stands, digest included, so
+nothing needs to be told when another process writes or a transaction is rolled back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import apsw
+import msgspec
+
+from holdfast.core.errors import Corruption
+from holdfast.core.events import Event, chain_start, check_digest
+from holdfast.core.state import State, apply, empty
+from holdfast.stores import snapshots
+from holdfast.stores.sqlite.database import SQL
+from holdfast.stores.sqlite.sessions import SessionRow
+
+CACHED_STATES = 4096
+ALL = 2**62
+
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(dict[str, Any]).decode
+
+
+def insert(cursor: apsw.Cursor, key: int, events: Iterable[Event]) -> None:
+    """Add events to a session's log."""
+    for event in events:
+        cursor.execute(
+            SQL["insert_event"],
+            (
+                key,
+                event.seq,
+                event.type,
+                event.version,
+                event.at,
+                bytes.fromhex(event.digest),
+                data_text(event),
+            ),
+        )
+
+
+def data_text(event: Event) -> str:
+    """Return an event's data as its row holds it."""
+    return _encode(event.data).decode()
+
+
+def read(
+    cursor: apsw.Cursor,
+    row: SessionRow,
+    *,
+    after: int = 0,
+    before: int | None = None,
+    limit: int = -1,
+    reverse: bool = False,
+    types: Sequence[str] | None = None,
+) -> Iterator[Event]:
+    """Yield events with after < seq < before; one that does not decode is Corruption."""
+    bounds = (row.key, after, ALL if before is None else before)
+    way = "backward" if reverse else "forward"
+    if types is None:
+        found = cursor.execute(SQL[f"events_{way}"], (*bounds, limit))
+    else:
+        wanted = _encode(list(types)).decode()
+        found = cursor.execute(SQL[f"events_of_types_{way}"], (*bounds, wanted, limit))
+    for stored in found:
+        yield _event(row.id, stored)
+
+
+def _event(session_id: str, stored: Any) -> Event:
+    seq, kind, version, at, digest, data = stored
+    try:
+        return Event(session_id, seq, kind, version, at, _decode(data), digest.hex())
+    except (msgspec.MsgspecError, UnicodeDecodeError, AttributeError, TypeError) as error:
+        raise Corruption(
+            f"event {seq} of session {session_id!r} is damaged: {error}; run `holdfast verify` and "
+            "restore it from an export",
+            session=session_id,
+            seq=seq,
+        ) from error
+
+
+class States:
+    """The states of sessions, from memory where it is right, else from snapshot and log."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, State] = {}
+
+    def remember(self, state: State) -> None:
+        """Keep a state at hand."""
+        if len(self._known) >= CACHED_STATES:
+            self._known.clear()
+        self._known[state.session] = state
+
+    def load(self, cursor: apsw.Cursor, row: SessionRow) -> State:
+        """Return the state at the tip of a session's log."""
+        known = self._known.get(row.id)
+        if known is not None and known.seq == row.seq and known.digest == row.digest.hex():
+            return known
+        state = _restore(cursor, row) or empty(row.id)
+        for event in read(cursor, row, after=state.seq):
+            if event.seq != state.seq + 1:
+                raise _gap(row, state.seq + 1)
+            check_digest(state.digest, event)
+            state = apply(state, event)
+        if state.seq != row.seq or state.digest != row.digest.hex():
+            raise _gap(row, state.seq + 1)
+        self.remember(state)
+        return state
+
+
+def _gap(row: SessionRow, seq: int) -> Corruption:
+    return Corruption(
+        f"event {seq} of session {row.id!r} is missing or not the one its row names; run "
+        "`holdfast verify`",
+        session=row.id,
+        seq=seq,
+    )
+
+
+def take_snapshot(cursor: apsw.Cursor, key: int, state: State) -> None:
+    """Keep the state so that loading starts from here."""
+    taken = snapshots.take(state)
+    digest, checksum = bytes.fromhex(taken.digest), bytes.fromhex(taken.checksum)
+    cursor.execute(SQL["put_snapshot"], (key, taken.seq, taken.fold, digest, checksum, taken.body))
+
+
+def _restore(cursor: apsw.Cursor, row: SessionRow) -> State | None:
+    found: Any = cursor.execute(SQL["get_snapshot"], (row.key,)).fetchone()
+    if found is None:
+        return None
+    seq, fold, digest, checksum, body = found
+    try:
+        snapshot = snapshots.Snapshot(seq, fold, digest.hex(), checksum.hex(), bytes(body))
+    except (AttributeError, TypeError):
+        return None
+    return snapshots.restore(row.id, snapshot, _digest_at(cursor, row, seq))
+
+
+def _digest_at(cursor: apsw.Cursor, row: SessionRow, seq: int) -> str | None:
+    if seq == 0:
+        return chain_start(row.id)
+    found: Any = cursor.execute(SQL["event_digest"], (row.key, seq)).fetchone()
+    return None if found is None else found[0].hex()

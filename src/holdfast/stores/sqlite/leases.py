@@ -1,0 +1,110 @@
+"""Owner rows, leases and the inbox.
+
+All functions run inside a transaction that the caller holds.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import apsw
+import msgspec
+
+from holdfast.core.events import now
+from holdfast.core.payloads import Slot, from_record, to_record
+from holdfast.stores import rows
+from holdfast.stores.owner import Heartbeat
+from holdfast.stores.port import InboxDraft, InboxItem, Lease, LeaseInfo
+from holdfast.stores.sqlite.database import SQL
+from holdfast.stores.sqlite.sessions import SessionRow
+
+
+def beat(cursor: apsw.Cursor, sign: Heartbeat) -> None:
+    """Store a sign of life."""
+    cursor.execute(
+        SQL["put_owner"],
+        (
+            sign.owner,
+            sign.host,
+            sign.boot,
+            sign.namespace,
+            sign.pid,
+            sign.started,
+            sign.ticks,
+            sign.wall,
+            sign.seconds,
+        ),
+    )
+
+
+def heartbeat(cursor: apsw.Cursor, owner: str) -> Heartbeat | None:
+    """Return an owner's last sign of life."""
+    found: Any = cursor.execute(SQL["get_owner"], (owner,)).fetchone()
+    return None if found is None else Heartbeat(*found)
+
+
+def forget_dead_owners(cursor: apsw.Cursor) -> None:
+    """Remove the rows of owners that are dead and hold nothing."""
+    for found in cursor.execute(SQL["list_owners"]).fetchall():
+        sign = Heartbeat(*found)  # type: ignore[arg-type]
+        if not sign.is_alive():
+            cursor.execute(SQL["delete_owner"], (sign.owner,))
+
+
+def holder(cursor: apsw.Cursor, row: SessionRow) -> LeaseInfo | None:
+    """Return who holds a session, as others see it."""
+    if row.owner is None:
+        return None
+    sign = heartbeat(cursor, row.owner)
+    if sign is None:
+        return LeaseInfo(row.id, row.owner, row.epoch, live=False, holder="a process that is gone")
+    return LeaseInfo(
+        row.id, row.owner, row.epoch, sign.is_alive(), sign.holder, max(sign.expires_in(), 0.0)
+    )
+
+
+def check(cursor: apsw.Cursor, row: SessionRow, lease: Lease) -> None:
+    """Raise LeaseLost where a lease is no longer the session's."""
+    if row.owner != lease.owner or row.epoch != lease.epoch:
+        raise rows.lost_error(lease, holder(cursor, row))
+
+
+def check_free(cursor: apsw.Cursor, row: SessionRow) -> None:
+    """Raise LeaseHeld where someone alive drives a session."""
+    found = holder(cursor, row)
+    if found is not None and found.live:
+        raise rows.held_error(found)
+
+
+def put_item(cursor: apsw.Cursor, row: SessionRow, draft: InboxDraft) -> tuple[InboxItem, bool]:
+    """Return the stored item, and whether it is new."""
+    stored = find_item(cursor, row, draft.key)
+    if stored is None and draft.call_id is not None:
+        found = cursor.execute(SQL["find_inbox_call"], (row.key, draft.call_id)).fetchone()
+        stored = None if found is None else _item(row.id, found)
+    if stored is not None:
+        return rows.same_item(stored, draft), False
+    content = draft.content
+    if content is not None and not content.inline:
+        content = content.bare()
+    item = InboxItem(row.id, draft.key, draft.kind, now(), draft.call_id, content)
+    text = None if content is None else msgspec.json.encode(to_record(content)).decode()
+    cursor.execute(SQL["insert_inbox"], (row.key, item.key, item.kind, item.at, item.call_id, text))
+    return item, True
+
+
+def find_item(cursor: apsw.Cursor, row: SessionRow, key: str) -> InboxItem | None:
+    """Return an inbox item by its key."""
+    found = cursor.execute(SQL["find_inbox"], (row.key, key)).fetchone()
+    return None if found is None else _item(row.id, found)
+
+
+def items(cursor: apsw.Cursor, row: SessionRow) -> list[InboxItem]:
+    """Return a session's inbox in order of arrival."""
+    return [_item(row.id, found) for found in cursor.execute(SQL["list_inbox"], (row.key,))]
+
+
+def _item(session_id: str, found: Any) -> InboxItem:
+    key, kind, at, call_id, content, consumed = found
+    held: Slot | None = None if content is None else from_record(msgspec.json.decode(content))
+    return InboxItem(session_id, key, kind, at, call_id, held, consumed)

@@ -1,0 +1,227 @@
+"""What the SQLite store does inside one write transaction.
+
+Each method is one job's work: it checks everything against the rows it finds there, then writes.
+It may run again after a rollback, so it keeps nothing but states, which are checked on each use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import apsw
+
+from holdfast.blobs.port import BlobStore
+from holdfast.core.errors import PositionConflict
+from holdfast.core.events import Event, now
+from holdfast.core.facts import Fact, SessionStarted
+from holdfast.core.heads import EdgeDraft, HeadDraft
+from holdfast.core.ids import check_key
+from holdfast.core.log import Batch, extend
+from holdfast.core.payloads import Slot, walk
+from holdfast.core.state import State, empty, fold
+from holdfast.stores import rows, snapshots
+from holdfast.stores.port import Appended, ImportOutcome, InboxDraft, InboxItem, Lease
+from holdfast.stores.sqlite import events, leases, payloads, sessions
+from holdfast.stores.sqlite.database import SQL
+from holdfast.stores.sqlite.sessions import SessionRow
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What a caller asks to append."""
+
+    lease: Lease
+    after_seq: int
+    facts: Sequence[Fact]
+    head: HeadDraft | None
+    edges: Sequence[EdgeDraft]
+    consumes: Sequence[str]
+    payloads: Sequence[Slot]
+    adopt_from: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """A session's whole log as an import brings it."""
+
+    session: str
+    events: Sequence[Event]
+    payloads: dict[str, bytes]
+    erased: dict[str, tuple[str, str]]
+
+
+class Log:
+    """The write side of one store."""
+
+    def __init__(self, blobs: BlobStore) -> None:
+        self._blobs = blobs
+        self.states = events.States()
+
+    def create(
+        self,
+        session_id: str,
+        started: SessionStarted,
+        given: Sequence[Slot],
+        adopt_from: str | None,
+        cursor: apsw.Cursor,
+    ) -> State:
+        """Create a session by its first event, or return the existing one's state."""
+        row = sessions.look_up(cursor, session_id)
+        batch = extend(empty(session_id), [started], at=now(), payloads=given)
+        if row is not None:
+            first = next(events.read(cursor, row, limit=1))
+            rows.check_same_start(first, batch.events[0])
+            return self.states.load(cursor, row)
+        source = None if adopt_from is None else sessions.find(cursor, adopt_from)
+        row = sessions.insert(cursor, batch.state)
+        self._store(cursor, row, batch, source)
+        return batch.state
+
+    def append(self, request: Request, cursor: apsw.Cursor) -> Appended:
+        """Append one batch."""
+        lease = request.lease
+        row = sessions.find(cursor, lease.session)
+        leases.check(cursor, row, lease)
+        if row.seq != request.after_seq:
+            raise PositionConflict(
+                f"session {row.id!r} is at event {row.seq}, not {request.after_seq}; load its "
+                "state again",
+                seq=row.seq,
+            )
+        batch = extend(
+            self.states.load(cursor, row),
+            request.facts,
+            at=now(),
+            head=request.head,
+            edges=request.edges,
+            payloads=request.payloads,
+        )
+        source = None
+        if request.adopt_from is not None:
+            source = sessions.find(cursor, request.adopt_from)
+        for key in request.consumes:
+            self._consume(cursor, row, key, batch.state.seq)
+        self._store(cursor, row, batch, source)
+        sessions.move(cursor, row.key, batch.state)
+        return Appended(batch.events, batch.state, batch.head)
+
+    def _store(
+        self, cursor: apsw.Cursor, row: SessionRow, batch: Batch, source: SessionRow | None
+    ) -> None:
+        if len(batch.refs) > len(batch.payloads):
+            payloads.prove(cursor, self._blobs, row, batch, source)
+        if batch.payloads:
+            payloads.keep(cursor, self._blobs, row, batch.payloads.values(), used=True)
+        events.insert(cursor, row.key, batch.events)
+        if snapshots.is_due(batch.events[0].seq - 1, batch.state.seq):
+            events.take_snapshot(cursor, row.key, batch.state)
+        self.states.remember(batch.state)
+
+    def _consume(self, cursor: apsw.Cursor, row: SessionRow, key: str, seq: int) -> None:
+        item = leases.find_item(cursor, row, check_key(key, "inbox key"))
+        rows.check_consumable(row.id, key, item)
+        cursor.execute(SQL["consume_inbox"], (seq, row.key, key))
+
+    @staticmethod
+    def is_stored(cursor: apsw.Cursor, state: State) -> bool:
+        """Tell whether a state's last event is in the log."""
+        row = sessions.look_up(cursor, state.session)
+        if row is None:
+            return False
+        found = cursor.execute(SQL["event_digest"], (row.key, state.seq)).fetchone()
+        return found == (bytes.fromhex(state.digest),)
+
+    def put_payload(self, session_id: str, item: Slot, cursor: apsw.Cursor) -> Slot:
+        """Store a payload for later appends."""
+        row = sessions.find(cursor, session_id)
+        payloads.keep(cursor, self._blobs, row, [item], used=False)
+        return item.bare()
+
+    def put_inbox(
+        self, session_id: str, draft: InboxDraft, cursor: apsw.Cursor
+    ) -> tuple[InboxItem, int]:
+        """Store an inbox item; return it with the session's position."""
+        row = sessions.find(cursor, session_id)
+        item, new = leases.put_item(cursor, row, draft)
+        if new and draft.content is not None and not draft.content.inline:
+            payloads.keep(cursor, self._blobs, row, [draft.content], used=True)
+        return item, row.seq
+
+    def delete(self, session_id: str, cursor: apsw.Cursor) -> None:
+        """Delete a session that nobody drives."""
+        row = sessions.find(cursor, session_id)
+        leases.check_free(cursor, row)
+        sessions.delete(cursor, row)
+
+    def erase(
+        self, session_id: str, payload_id: str, rule: str, cursor: apsw.Cursor
+    ) -> tuple[int, str | None]:
+        """Erase a value; return in how many places, and the tenant whose blob is now unused."""
+        row = sessions.find(cursor, session_id)
+        at = now()
+        places = 0
+        for event in list(events.read(cursor, row)):
+            here = sum(i.id == payload_id and i.erased is None for i in walk(event.data))
+            if here:
+                places += here
+                new = rows.erase_in(event, payload_id, at, rule)
+                text = events.data_text(new)
+                cursor.execute(SQL["rewrite_event"], (text, row.key, event.seq))
+        waiting = [i for i in leases.items(cursor, row) if i.content and i.content.id == payload_id]
+        for item in waiting:
+            cursor.execute(SQL["clear_inbox_content"], (row.key, item.key))
+        found = payloads.find(cursor, row, payload_id)
+        referred = found is not None and found.used is not None
+        if not places and not waiting and not referred:
+            erasure = (row.key, payloads.raw(payload_id))
+            if cursor.execute(SQL["get_erasure"], erasure).fetchone() is not None:
+                return 0, None
+            raise rows.foreign_error(session_id, payload_id)
+        cursor.execute(SQL["insert_erasure"], (row.key, payloads.raw(payload_id), at, rule))
+        unused = found is not None and referred and payloads.let_go(cursor, row, found)
+        in_file = unused and found is not None and found.in_file
+        return max(places, 1), row.tenant if in_file else None
+
+    def import_log(self, copy: Copy, cursor: apsw.Cursor) -> tuple[ImportOutcome, State | None]:
+        """Store a copy of a log; the state is None where nothing changed."""
+        row = sessions.look_up(cursor, copy.session)
+        stored = [] if row is None else _digests(cursor, row)
+        new = rows.forward(copy.session, stored, copy.events)
+        if row is not None:
+            self._heal(cursor, row, copy)
+        if not new:
+            return ImportOutcome(copy.session, "unchanged", 0), None
+        if row is None:
+            outcome = "created"
+            state = fold(empty(copy.session), new)
+            row = sessions.insert(cursor, state)
+        else:
+            outcome = "forwarded"
+            leases.check_free(cursor, row)
+            state = fold(self.states.load(cursor, row), new)
+            sessions.move(cursor, row.key, state)
+        for item in rows.slots_with_inner(new, copy.payloads, copy.erased):
+            if item.erased is not None:
+                mark = (row.key, payloads.raw(item.id), item.erased.at, item.erased.rule)
+                cursor.execute(SQL["insert_erasure"], mark)
+            elif not item.inline:
+                whole = replace(item, data=copy.payloads[item.id])
+                payloads.keep(cursor, self._blobs, row, [whole], used=True)
+        events.insert(cursor, row.key, new)
+        events.take_snapshot(cursor, row.key, state)
+        cursor.execute(SQL["mark_imported"], (rows.has_open_work(state), row.key))
+        self.states.remember(state)
+        return ImportOutcome(copy.session, outcome, len(new)), state
+
+    def _heal(self, cursor: apsw.Cursor, row: SessionRow, copy: Copy) -> None:
+        known = [event for event in copy.events if event.seq <= row.seq]
+        for item in rows.slots_with_inner(known, copy.payloads, copy.erased):
+            if item.erased is None and not item.inline:
+                whole = replace(item, data=copy.payloads[item.id])
+                payloads.heal(cursor, row, whole)
+
+
+def _digests(cursor: apsw.Cursor, row: SessionRow) -> list[Event]:
+    found = cursor.execute(SQL["event_digests"], (row.key,)).fetchall()
+    return [Event(row.id, seq, "", 0, "", {}, digest.hex()) for seq, digest in found]  # type: ignore

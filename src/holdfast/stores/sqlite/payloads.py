@@ -1,0 +1,152 @@
+"""Payload rows and the refs that say which session may read which payload.
+
+Small payloads are rows. Large ones are blob files that are written before the transaction; it then
+proves, holding the write lock, that the file is still there. Gc removes a file only under the same
+lock and only while no row names it, so neither can overtake the other.
+
+All functions run inside a transaction that the caller holds.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import apsw
+
+from holdfast.blobs.port import BlobStore
+from holdfast.core.errors import HoldfastError
+from holdfast.core.log import Batch
+from holdfast.core.payloads import Slot, manifest_slots
+from holdfast.stores import rows
+from holdfast.stores.port import ROW_PAYLOAD_BYTES
+from holdfast.stores.sqlite.database import SQL
+from holdfast.stores.sqlite.sessions import SessionRow
+
+
+class BlobSwept(HoldfastError):
+    """A blob was collected between its put and this transaction: put it again and retry."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A payload row as one session sees it; `used` is None where it has no ref."""
+
+    key: int
+    size: int
+    in_file: bool
+    used: int | None
+
+
+def raw(payload_id: str) -> bytes:
+    """Return the bytes of a content id."""
+    return bytes.fromhex(payload_id[7:])
+
+
+def named(digest: bytes) -> str:
+    """Return the content id of its bytes."""
+    return "sha256:" + digest.hex()
+
+
+def find(cursor: apsw.Cursor, row: SessionRow, payload_id: str) -> Found | None:
+    """Return a payload of the session's tenant."""
+    wanted = (row.key, row.tenant_key, raw(payload_id))
+    found: Any = cursor.execute(SQL["find_payload"], wanted).fetchone()
+    return None if found is None else Found(*found)
+
+
+def keep(
+    cursor: apsw.Cursor, blobs: BlobStore, row: SessionRow, items: Iterable[Slot], *, used: bool
+) -> None:
+    """Store payloads whose bytes are at hand, and that this session may read them."""
+    at = int(time.time() * 1000)
+    for item in items:
+        data = item.data
+        if item.size > ROW_PAYLOAD_BYTES:
+            if not blobs.has(row.tenant, item.id):
+                raise BlobSwept(payload=item.id)
+            data = None
+        stored = (row.tenant_key, raw(item.id), item.size, at, data)
+        key = cursor.execute(SQL["put_payload"], stored).get
+        cursor.execute(SQL["use_ref" if used else "stage_ref"], (key, row.key))
+
+
+def heal(cursor: apsw.Cursor, row: SessionRow, item: Slot) -> None:
+    """Put good bytes where a payload row that this session refers to has others."""
+    found = find(cursor, row, item.id)
+    if found is None or found.in_file or found.used is None:
+        return
+    data = cursor.execute(SQL["payload_data"], (found.key,)).get
+    if data != item.data:
+        cursor.execute(SQL["heal_payload"], (item.size, item.data, found.key))
+
+
+def prove(
+    cursor: apsw.Cursor, blobs: BlobStore, row: SessionRow, batch: Batch, source: SessionRow | None
+) -> None:
+    """Check that every payload referred to without bytes is here and may be referred to."""
+    queue = [item for item in batch.refs.values() if item.id not in batch.payloads]
+    while queue:
+        item = queue.pop()
+        found = find(cursor, row, item.id)
+        if found is None or found.used is None:
+            _check_not_erased(cursor, row, item.id)
+        if found is None:
+            raise rows.foreign_error(row.id, item.id)
+        if found.used is None and not _may_adopt(cursor, row, source, found.key):
+            raise rows.foreign_error(row.id, item.id)
+        if found.in_file and not blobs.has(row.tenant, item.id):
+            raise rows.missing_error(row.id, item.id)
+        if found.used:
+            continue  # what its manifest names was proven when it was first used
+        cursor.execute(SQL["use_ref"], (found.key, row.key))
+        if item.encoding == "manifest":
+            data = data_of(cursor, blobs, row, item.id, found)
+            queue.extend(part for part in manifest_slots(item, data) if not part.inline)
+
+
+def _may_adopt(
+    cursor: apsw.Cursor, row: SessionRow, source: SessionRow | None, payload: int
+) -> bool:
+    if source is None or source.tenant_key != row.tenant_key:
+        return False
+    return cursor.execute(SQL["has_ref"], (payload, source.key)).fetchone() is not None
+
+
+def _check_not_erased(cursor: apsw.Cursor, row: SessionRow, payload_id: str) -> None:
+    found: Any = cursor.execute(SQL["get_erasure"], (row.key, raw(payload_id))).fetchone()
+    if found is not None:
+        raise rows.erased_error(payload_id, *found)
+
+
+def readable(cursor: apsw.Cursor, row: SessionRow, payload_id: str) -> Found:
+    """Return a payload that a session may read; say why where it may not."""
+    found = find(cursor, row, payload_id)
+    if found is None or found.used is None:
+        _check_not_erased(cursor, row, payload_id)
+        raise rows.foreign_error(row.id, payload_id)
+    return found
+
+
+def data_of(
+    cursor: apsw.Cursor, blobs: BlobStore, row: SessionRow, payload_id: str, found: Found
+) -> bytes:
+    """Return the stored bytes of a payload; their digest is the caller's to check."""
+    if found.in_file:
+        data = blobs.get(row.tenant, payload_id)
+    else:
+        data = cursor.execute(SQL["payload_data"], (found.key,)).get
+    if data is None:
+        raise rows.missing_error(row.id, payload_id)
+    return bytes(data)
+
+
+def let_go(cursor: apsw.Cursor, row: SessionRow, found: Found) -> bool:
+    """Take a session's ref away, and the payload where it was the last; tell whether it was."""
+    cursor.execute(SQL["delete_ref"], (found.key, row.key))
+    if cursor.execute(SQL["is_referred"], (found.key,)).fetchone() is not None:
+        return False
+    cursor.execute(SQL["delete_payload"], (found.key,))
+    return True

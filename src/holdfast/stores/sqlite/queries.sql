@@ -1,0 +1,257 @@
+-- Every statement that the SQLite store runs, by name.
+
+-- name: begin_write
+BEGIN IMMEDIATE
+
+-- name: begin_read
+BEGIN DEFERRED
+
+-- name: commit
+COMMIT
+
+-- name: rollback
+ROLLBACK
+
+-- name: savepoint
+SAVEPOINT job
+
+-- name: release
+RELEASE job
+
+-- name: rollback_to
+ROLLBACK TO job
+
+-- name: schema_objects
+SELECT count(*) FROM sqlite_schema
+
+-- name: list_migrations
+SELECT version, checksum FROM migrations ORDER BY version
+
+-- name: insert_migration
+INSERT INTO migrations (version, name, checksum, applied_at) VALUES (?, ?, ?, ?)
+
+-- name: is_deleted
+SELECT 1 FROM tombstones WHERE id = ?
+
+-- name: insert_tombstone
+INSERT INTO tombstones (id, deleted_at) VALUES (?, ?)
+
+-- name: insert_tenant
+INSERT INTO tenants (name) VALUES (?) ON CONFLICT DO NOTHING
+
+-- name: tenant_key
+SELECT key FROM tenants WHERE name = ?
+
+-- name: session_row
+SELECT s.key, s.id, t.name, s.tenant, s.seq, s.digest, s.owner, s.epoch, s.imported
+FROM sessions s JOIN tenants t ON t.key = s.tenant WHERE s.id = ?
+
+-- name: insert_session
+INSERT INTO sessions (
+  id, tenant, kind, agent, parent, origin, labels, started_at,
+  seq, digest, status, updated_at, turns, last_turn, head, usd, tokens, unknown_usd
+) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) RETURNING key
+
+-- name: move_session
+UPDATE sessions SET
+  seq = ?, digest = ?, status = ?, updated_at = ?, turns = ?, last_turn = ?, head = ?, usd = ?,
+  tokens = ?, unknown_usd = ?
+WHERE key = ?
+
+-- name: mark_imported
+UPDATE sessions SET imported = ? WHERE key = ?
+
+-- name: delete_session
+DELETE FROM sessions WHERE key = ?
+
+-- name: session_info
+SELECT
+  s.key, s.id, t.name, s.kind, s.agent, s.parent, s.origin, s.labels, s.started_at, s.imported,
+  s.owner, s.seq, s.status, s.updated_at, s.turns, s.last_turn, s.head, s.usd, s.tokens,
+  s.unknown_usd,
+  (SELECT count(*) FROM inbox i WHERE i.session = s.key AND i.consumed_seq IS NULL)
+FROM sessions s JOIN tenants t ON t.key = s.tenant WHERE s.id = ?
+
+-- name: list_sessions
+SELECT
+  s.key, s.id, t.name, s.kind, s.agent, s.parent, s.origin, s.labels, s.started_at, s.imported,
+  s.owner, s.seq, s.status, s.updated_at, s.turns, s.last_turn, s.head, s.usd, s.tokens,
+  s.unknown_usd,
+  (SELECT count(*) FROM inbox i WHERE i.session = s.key AND i.consumed_seq IS NULL)
+FROM sessions s JOIN tenants t ON t.key = s.tenant
+WHERE s.key < :below
+  AND (:tenant IS NULL OR t.name = :tenant)
+  AND (:kind IS NULL OR s.kind = :kind)
+  AND (:agent IS NULL OR s.agent = :agent)
+  AND (:parent IS NULL OR s.parent = :parent)
+ORDER BY s.key DESC LIMIT :limit
+
+-- name: insert_event
+INSERT INTO events (session, seq, type, version, at, digest, data) VALUES (?, ?, ?, ?, ?, ?, ?)
+
+-- name: events_forward
+SELECT seq, type, version, at, digest, data FROM events
+WHERE session = ? AND seq > ? AND seq < ? ORDER BY seq LIMIT ?
+
+-- name: events_backward
+SELECT seq, type, version, at, digest, data FROM events
+WHERE session = ? AND seq > ? AND seq < ? ORDER BY seq DESC LIMIT ?
+
+-- name: events_of_types_forward
+SELECT seq, type, version, at, digest, data FROM events
+WHERE session = ? AND seq > ? AND seq < ? AND type IN (SELECT value FROM json_each(?))
+ORDER BY seq LIMIT ?
+
+-- name: events_of_types_backward
+SELECT seq, type, version, at, digest, data FROM events
+WHERE session = ? AND seq > ? AND seq < ? AND type IN (SELECT value FROM json_each(?))
+ORDER BY seq DESC LIMIT ?
+
+-- name: event_digest
+SELECT digest FROM events WHERE session = ? AND seq = ?
+
+-- name: event_digests
+SELECT seq, digest FROM events WHERE session = ? ORDER BY seq
+
+-- name: rewrite_event
+UPDATE events SET data = ? WHERE session = ? AND seq = ?
+
+-- name: delete_events
+DELETE FROM events WHERE session = ?
+
+-- name: put_snapshot
+INSERT INTO snapshots (session, seq, fold, digest, checksum, body) VALUES (?, ?, ?, ?, ?, ?)
+ON CONFLICT DO UPDATE SET
+  seq = excluded.seq, fold = excluded.fold, digest = excluded.digest,
+  checksum = excluded.checksum, body = excluded.body
+
+-- name: get_snapshot
+SELECT seq, fold, digest, checksum, body FROM snapshots WHERE session = ?
+
+-- name: delete_snapshot
+DELETE FROM snapshots WHERE session = ?
+
+-- name: put_payload
+INSERT INTO payloads (tenant, id, size, at, data) VALUES (?, ?, ?, ?, ?)
+ON CONFLICT DO UPDATE SET at = excluded.at RETURNING key
+
+-- name: heal_payload
+UPDATE payloads SET size = ?, data = ? WHERE key = ?
+
+-- name: find_payload
+SELECT p.key, p.size, p.data IS NULL, r.used FROM payloads p
+LEFT JOIN refs r ON r.payload = p.key AND r.session = ?
+WHERE p.tenant = ? AND p.id = ?
+
+-- name: payload_data
+SELECT data FROM payloads WHERE key = ?
+
+-- name: payload_exists
+SELECT 1 FROM payloads p JOIN tenants t ON t.key = p.tenant WHERE t.name = ? AND p.id = ?
+
+-- name: delete_payload
+DELETE FROM payloads WHERE key = ?
+
+-- name: use_ref
+INSERT INTO refs (payload, session, used) VALUES (?, ?, 1) ON CONFLICT DO UPDATE SET used = 1
+
+-- name: stage_ref
+INSERT INTO refs (payload, session, used) VALUES (?, ?, 0) ON CONFLICT DO NOTHING
+
+-- name: has_ref
+SELECT 1 FROM refs WHERE payload = ? AND session = ?
+
+-- name: is_referred
+SELECT 1 FROM refs WHERE payload = ? LIMIT 1
+
+-- name: delete_ref
+DELETE FROM refs WHERE payload = ? AND session = ?
+
+-- name: delete_refs_of_payload
+DELETE FROM refs WHERE payload = ?
+
+-- name: delete_refs_of_session
+DELETE FROM refs WHERE session = ?
+
+-- name: delete_stale_refs
+DELETE FROM refs WHERE used = 0 AND payload IN (SELECT key FROM payloads WHERE at <= ?)
+
+-- name: find_orphans
+SELECT p.key, t.name, p.id, p.size, p.data IS NULL
+FROM payloads p JOIN tenants t ON t.key = p.tenant
+WHERE p.at <= ? AND p.key > ?
+  AND NOT EXISTS (SELECT 1 FROM refs r WHERE r.payload = p.key AND r.used)
+ORDER BY p.key LIMIT ?
+
+-- name: count_payloads
+SELECT count(*) FROM payloads
+
+-- name: insert_erasure
+INSERT INTO erasures (session, payload, at, rule) VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING
+
+-- name: get_erasure
+SELECT at, rule FROM erasures WHERE session = ? AND payload = ?
+
+-- name: list_erasures
+SELECT payload, at, rule FROM erasures WHERE session = ? ORDER BY at, payload
+
+-- name: delete_erasures
+DELETE FROM erasures WHERE session = ?
+
+-- name: insert_inbox
+INSERT INTO inbox (session, name, kind, at, call_id, content) VALUES (?, ?, ?, ?, ?, ?)
+
+-- name: find_inbox
+SELECT name, kind, at, call_id, content, consumed_seq FROM inbox WHERE session = ? AND name = ?
+
+-- name: find_inbox_call
+SELECT name, kind, at, call_id, content, consumed_seq FROM inbox WHERE session = ? AND call_id = ?
+
+-- name: list_inbox
+SELECT name, kind, at, call_id, content, consumed_seq FROM inbox WHERE session = ? ORDER BY key
+
+-- name: consume_inbox
+UPDATE inbox SET consumed_seq = ? WHERE session = ? AND name = ?
+
+-- name: clear_inbox_content
+UPDATE inbox SET content = NULL WHERE session = ? AND name = ?
+
+-- name: delete_inbox
+DELETE FROM inbox WHERE session = ?
+
+-- name: put_owner
+INSERT INTO owners (id, host, boot, namespace, pid, started, ticks, wall, seconds)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
+ON CONFLICT DO UPDATE SET ticks = excluded.ticks, wall = excluded.wall, seconds = excluded.seconds
+
+-- name: get_owner
+SELECT id, host, boot, namespace, pid, started, ticks, wall, seconds FROM owners WHERE id = ?
+
+-- name: list_owners
+SELECT id, host, boot, namespace, pid, started, ticks, wall, seconds FROM owners
+WHERE id NOT IN (SELECT owner FROM sessions WHERE owner IS NOT NULL)
+
+-- name: delete_owner
+DELETE FROM owners WHERE id = ?
+
+-- name: take_lease
+UPDATE sessions SET owner = ?, epoch = ?, imported = 0 WHERE key = ?
+
+-- name: release_lease
+UPDATE sessions SET owner = NULL WHERE id = ? AND owner = ? AND epoch = ?
+
+-- name: release_owner
+UPDATE sessions SET owner = NULL WHERE owner = ?
+
+-- name: latest
+SELECT
+  (SELECT max(key) FROM events), (SELECT max(key) FROM inbox), (SELECT max(key) FROM tombstones)
+
+-- name: moved_sessions
+SELECT id, seq FROM sessions WHERE key IN (
+  SELECT session FROM events WHERE key > ?
+  UNION SELECT session FROM inbox WHERE key > ?
+)
+
+-- name: all_sessions
+SELECT id, seq FROM sessions

@@ -1,0 +1,114 @@
+"""The readers: a few threads with a connection each, so that reading never waits for writing.
+
+A read is one short transaction over one moment of the database. The feed's poll lives here too: it
+asks SQLite's own change counter and looks further only when that moved.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+import apsw
+
+from holdfast.core.errors import StoreFailed
+from holdfast.stores.sqlite.database import SQL, Database
+
+T = TypeVar("T")
+
+READERS = 2
+
+
+class Readers:
+    """Reads of one store handle."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._pool = ThreadPoolExecutor(READERS, thread_name_prefix="holdfast-reader")
+        self._local = threading.local()
+        self._open: list[apsw.Connection] = []
+        self._seen: Any = None
+        self._polling = threading.Lock()
+        self._closed = False
+
+    async def run(self, work: Callable[..., T], *args: Any, session: str | None = None) -> T:
+        """Run a read in a thread; `work` gets a cursor, then the arguments."""
+        loop = asyncio.get_running_loop()
+        try:
+            return await loop.run_in_executor(self._pool, self._read, work, args, session)
+        except RuntimeError as error:
+            if "shutdown" not in str(error):
+                raise
+            raise StoreFailed(
+                f"this handle on {str(self._database.path)!r} is closed; open the store again"
+            ) from None
+
+    async def thread(self, work: Callable[..., T], *args: Any) -> T:
+        """Run other blocking work beside the loop, its disk failures named."""
+
+        def named() -> T:
+            with self._database.failures(StoreFailed, "reach the blobs"):
+                return work(*args)
+
+        return await asyncio.to_thread(named)
+
+    def close(self) -> None:
+        """Let go of the threads and their connections."""
+        self._pool.shutdown(wait=True)
+        with self._polling:
+            self._closed = True
+            for connection in self._open:
+                connection.close(True)
+            self._open.clear()
+
+    def start_polling(self) -> None:
+        """Take the present as the point after which moves are reported."""
+        self._seen = self._read(_latest, (), None)
+
+    def moved(self, watched: frozenset[str] | None) -> Iterable[tuple[str, int]]:
+        """Return the sessions that moved since the last look, with their positions."""
+        with self._polling:
+            if self._closed:
+                return []
+            version = self._connection().pragma("data_version")
+            if version == getattr(self._local, "version", None):
+                return []
+            self._seen, found = self._read(_moved, (self._seen,), None)
+            self._local.version = version
+        return [item for item in found if watched is None or item[0] in watched]
+
+    def _read(self, work: Callable[..., T], args: tuple[Any, ...], session: str | None) -> T:
+        with self._database.failures(StoreFailed, "read", session):
+            connection = self._connection()
+            cursor = connection.cursor()
+            cursor.execute(SQL["begin_read"])
+            try:
+                return work(cursor, *args)
+            finally:
+                cursor.close(True)
+                connection.execute(SQL["rollback"])
+
+    def _connection(self) -> apsw.Connection:
+        connection: apsw.Connection | None = getattr(self._local, "connection", None)
+        if connection is None:
+            connection = self._database.connect()
+            connection.pragma("query_only", "ON")
+            self._local.connection = connection
+            self._open.append(connection)
+        return connection
+
+
+def _latest(cursor: apsw.Cursor) -> Any:
+    return cursor.execute(SQL["latest"]).fetchone()
+
+
+def _moved(cursor: apsw.Cursor, seen: Any) -> tuple[Any, list[Any]]:
+    latest = _latest(cursor)
+    if latest[2] != seen[2]:
+        # Keys of a deleted session's rows may be in use again: look at everything once.
+        return latest, cursor.execute(SQL["all_sessions"]).fetchall()
+    since = (seen[0] or 0, seen[1] or 0)
+    return latest, cursor.execute(SQL["moved_sessions"], since).fetchall()

@@ -1,0 +1,566 @@
+"""The SQLite session store: the default, for any number of processes on one machine.
+
+This file is the async face. What happens inside a write transaction is in `log`, who waits for
+whom in `writer` and `readers`, what SQL is run in `queries.sql`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import apsw
+
+from holdfast.blobs.directory import DirectoryBlobStore
+from holdfast.blobs.disk import Disk
+from holdfast.core.errors import InvalidInput, NothingWritten, SessionNotFound
+from holdfast.core.events import Event, slots_of
+from holdfast.core.facts import Fact, SessionStarted
+from holdfast.core.heads import EdgeDraft, HeadDraft
+from holdfast.core.ids import check_content_id, check_id, check_key
+from holdfast.core.payloads import Slot, check_bytes
+from holdfast.core.records import digest_id
+from holdfast.core.state import State
+from holdfast.stores import rows
+from holdfast.stores.feed import Feed, HintSubscription, SessionSubscription
+from holdfast.stores.owner import Heartbeat, Owner
+from holdfast.stores.place import check_local
+from holdfast.stores.port import (
+    GC_GRACE_SECONDS,
+    LEASE_SECONDS,
+    ROW_PAYLOAD_BYTES,
+    Appended,
+    GcReport,
+    ImportOutcome,
+    InboxDraft,
+    InboxItem,
+    Lease,
+    LeaseInfo,
+    SessionFilter,
+    SessionInfo,
+    SessionPage,
+    StoreFlags,
+    Transient,
+)
+from holdfast.stores.sqlite import collector, events, leases, payloads, sessions
+from holdfast.stores.sqlite.database import SQL, Database
+from holdfast.stores.sqlite.log import Copy, Log, Request
+from holdfast.stores.sqlite.readers import Readers
+from holdfast.stores.sqlite.writer import Job, Writer
+
+logger = logging.getLogger("holdfast.stores")
+
+T = TypeVar("T")
+
+FILE_NAME = "events.db"
+BLOB_FOLDER = "blobs"
+BLOB_TRIES = 20
+
+
+class SqliteSessionStore:
+    """A handle on a store in a directory; `open` makes one."""
+
+    def __init__(self, path: Path, database: Database, blobs: DirectoryBlobStore) -> None:
+        self._path = path
+        self._database = database
+        self._blobs = blobs
+        self._log = Log(blobs)
+        self._readers = Readers(database)
+        self._feed = Feed(self._page, self._readers.moved)
+        self._held: dict[str, int] = {}
+        self._tenants: dict[str, str] = {}
+        self._closed = False
+
+    @classmethod
+    async def open(
+        cls,
+        path: Path,
+        *,
+        vfs: str | None = None,
+        disk: Disk | None = None,
+        lease_seconds: float = LEASE_SECONDS,
+        force_network: bool = False,
+    ) -> SqliteSessionStore:
+        """Open the store in a directory, creating what is missing; blocking work is in a thread."""
+
+        def start() -> SqliteSessionStore:
+            place = disk or Disk()
+            check_local(path, force=force_network)
+            database = Database(path / FILE_NAME, vfs)
+            with database.failures(NothingWritten, "create the store"):
+                place.make_directories(path)
+            store = cls(path, database, DirectoryBlobStore(path / BLOB_FOLDER, place))
+            connection = database.connect()
+            try:
+                database.prepare(connection)
+                store._readers.start_polling()
+            except BaseException:
+                connection.close(True)
+                store._readers.close()
+                raise
+            store._start(connection, lease_seconds)
+            return store
+
+        return await asyncio.to_thread(start)
+
+    def _start(self, connection: apsw.Connection, lease_seconds: float) -> None:
+        self._connection = connection
+        self._writer = Writer(self._database, connection)
+        self._owner = Owner(self._beat, lease_seconds=lease_seconds)
+
+    @property
+    def flags(self) -> StoreFlags:
+        """Return what this store is."""
+        url = f"sqlite:{self._path.absolute()}"
+        return StoreFlags("sqlite", durable=True, multi_process=True, url=url)
+
+    @property
+    def owner(self) -> str:
+        """Return this handle's owner id."""
+        return self._owner.id
+
+    async def create_session(
+        self,
+        session_id: str,
+        started: SessionStarted,
+        *,
+        payloads: Iterable[Slot] = (),
+        adopt_from: str | None = None,
+    ) -> State:
+        """Create a session by its first event, or return the existing one's state."""
+        self._check(session_id)
+        check_id(started.tenant, "tenant")
+        if adopt_from is not None:
+            check_id(adopt_from)
+        given = tuple(payloads)
+        large = _large([*slots_of(started), *given])
+        work = partial(self._log.create, session_id, started, given, adopt_from)
+
+        def job() -> Job[State]:
+            return Job(work, session_id, self._wake, Log.is_stored)
+
+        return await self._with_blobs(large, started.tenant, job)
+
+    async def append(
+        self,
+        lease: Lease,
+        after_seq: int,
+        facts: Sequence[Fact],
+        *,
+        head: HeadDraft | None = None,
+        edges: Sequence[EdgeDraft] = (),
+        consumes: Sequence[str] = (),
+        payloads: Iterable[Slot] = (),
+        adopt_from: str | None = None,
+    ) -> Appended:
+        """Append one atomic batch."""
+        session_id = self._check(lease.session)
+        if adopt_from is not None:
+            check_id(adopt_from)
+        given = tuple(payloads)
+        slots = [*given, *(item for fact in facts for item in slots_of(fact))]
+        if head is not None:
+            slots += [item for item in (head.vars, head.final) if item is not None]
+        request = Request(
+            lease=lease,
+            after_seq=after_seq,
+            facts=facts,
+            head=head,
+            edges=edges,
+            consumes=consumes,
+            payloads=given,
+            adopt_from=adopt_from,
+        )
+
+        def job() -> Job[Appended]:
+            return Job(
+                partial(self._log.append, request),
+                session_id,
+                lambda done: self._wake(done.state),
+                lambda cursor, done: Log.is_stored(cursor, done.state),
+            )
+
+        large = _large(slots)
+        if not large:
+            return await self._writer.run(job())
+        return await self._with_blobs(large, await self._tenant(session_id), job)
+
+    async def put_payload(self, session_id: str, item: Slot) -> Slot:
+        """Make a payload durable for later appends of this session."""
+        self._check(session_id)
+        if item.data is None:
+            raise InvalidInput(f"payload {item.id!r} comes without its bytes")
+        tenant = await self._tenant(session_id)
+        if item.size <= ROW_PAYLOAD_BYTES:
+            check_bytes(item, item.data)
+        work = partial(self._log.put_payload, session_id, item)
+        return await self._with_blobs(_large([item]), tenant, lambda: Job(work, session_id))
+
+    async def get_payload(self, session_id: str, payload_id: str) -> bytes:
+        """Return a payload that this session refers to."""
+        self._check(session_id)
+        check_content_id(payload_id)
+
+        def read(cursor: apsw.Cursor) -> bytes:
+            row = sessions.find(cursor, session_id)
+            found = payloads.readable(cursor, row, payload_id)
+            data = payloads.data_of(cursor, self._blobs, row, payload_id, found)
+            return check_bytes(Slot(payload_id, "bytes", "chunk", found.size), data)
+
+        return await self._readers.run(read, session=session_id)
+
+    async def load_state(self, session_id: str) -> State:
+        """Return the state at the tip."""
+        self._check(session_id)
+
+        def read(cursor: apsw.Cursor) -> State:
+            return self._log.states.load(cursor, sessions.find(cursor, session_id))
+
+        return await self._readers.run(read, session=session_id)
+
+    async def read_events(
+        self,
+        session_id: str,
+        *,
+        after: int = 0,
+        before: int | None = None,
+        limit: int = 1000,
+        reverse: bool = False,
+        types: Sequence[str] | None = None,
+    ) -> list[Event]:
+        """Return a page of events."""
+        self._check(session_id)
+        rows.check_page(after, before, limit)
+
+        def read(cursor: apsw.Cursor) -> list[Event]:
+            row = sessions.find(cursor, session_id)
+            found = events.read(
+                cursor, row, after=after, before=before, limit=limit, reverse=reverse, types=types
+            )
+            return list(found)
+
+        return await self._readers.run(read, session=session_id)
+
+    async def session_info(self, session_id: str) -> SessionInfo:
+        """Return one session's row of a listing."""
+        self._check(session_id)
+
+        def read(cursor: apsw.Cursor) -> SessionInfo:
+            sessions.find(cursor, session_id)
+            found = sessions.info(cursor, session_id, _Liveness(cursor))
+            if found is None:
+                raise SessionNotFound(f"there is no session {session_id!r} in this store")
+            return found
+
+        return await self._readers.run(read, session=session_id)
+
+    async def list_sessions(
+        self,
+        where: SessionFilter | None = None,
+        *,
+        limit: int = 100,
+        cursor: str | None = None,
+    ) -> SessionPage:
+        """Return one page of sessions, newest created first."""
+        self._owner.check_process()
+        rows.check_page(0, None, limit)
+        below = rows.read_cursor(cursor)
+        wanted = where or SessionFilter()
+
+        def read(database: apsw.Cursor) -> list[tuple[int, SessionInfo]]:
+            return sessions.page(database, wanted, below, limit + 1, _Liveness(database))
+
+        found = await self._readers.run(read)
+        page = found[:limit]
+        more = rows.write_cursor(page[-1][0]) if len(found) > limit else None
+        return SessionPage(tuple(info for _, info in page), more)
+
+    async def put_inbox(self, session_id: str, draft: InboxDraft) -> InboxItem:
+        """Ask something of a session, without its lease."""
+        self._check(session_id)
+        rows.check_draft(draft)
+        if draft.content is not None and draft.content.data is not None:
+            check_bytes(draft.content, draft.content.data)
+        large = _large([] if draft.content is None else [draft.content])
+        tenant = await self._tenant(session_id) if large else ""
+        work = partial(self._log.put_inbox, session_id, draft)
+
+        def job() -> Job[tuple[InboxItem, int]]:
+            return Job(work, session_id, lambda done: self._feed.wake(session_id, done[1]))
+
+        item, _ = await self._with_blobs(large, tenant, job)
+        return item
+
+    async def list_inbox(self, session_id: str, *, pending: bool = True) -> list[InboxItem]:
+        """Return inbox items in order of arrival."""
+        self._check(session_id)
+
+        def read(cursor: apsw.Cursor) -> list[InboxItem]:
+            return leases.items(cursor, sessions.find(cursor, session_id))
+
+        items = await self._readers.run(read, session=session_id)
+        return [item for item in items if not pending or item.consumed_seq is None]
+
+    async def acquire(self, session_id: str, *, takeover: bool = False) -> Lease:
+        """Take the right to drive a session."""
+        self._check(session_id)
+
+        def work(cursor: apsw.Cursor) -> Lease:
+            row = sessions.find(cursor, session_id)
+            leases.beat(cursor, self._owner.heartbeat())
+            # A lease of ours that was never handed out is left from a commit that seemed to fail.
+            lost = row.owner == self.owner and row.epoch != self._held.get(session_id)
+            if not lost:
+                leases.check_free(cursor, row)
+            if row.imported and not takeover:
+                raise rows.imported_error(session_id)
+            cursor.execute(SQL["take_lease"], (self.owner, row.epoch + 1, row.key))
+            return Lease(session_id, self.owner, row.epoch + 1)
+
+        def taken(lease: Lease) -> None:
+            self._held[session_id] = lease.epoch
+            self._owner.start()
+
+        return await self._writer.run(Job(work, session_id, taken))
+
+    async def renew(self, lease: Lease) -> None:
+        """Prove that the lease still holds."""
+        self._check(lease.session)
+
+        def work(cursor: apsw.Cursor) -> None:
+            leases.check(cursor, sessions.find(cursor, lease.session), lease)
+            leases.beat(cursor, self._owner.heartbeat())
+
+        await self._writer.run(Job(work, lease.session))
+
+    async def release(self, lease: Lease) -> None:
+        """Give the lease back."""
+        self._check(lease.session)
+
+        def work(cursor: apsw.Cursor) -> None:
+            cursor.execute(SQL["release_lease"], (lease.session, lease.owner, lease.epoch))
+
+        def released(_: None) -> None:
+            if self._held.get(lease.session) == lease.epoch:
+                del self._held[lease.session]
+
+        await self._writer.run(Job(work, lease.session, released))
+
+    async def lease_of(self, session_id: str) -> LeaseInfo | None:
+        """Return who holds the session."""
+        self._check(session_id)
+
+        def read(cursor: apsw.Cursor) -> LeaseInfo | None:
+            return leases.holder(cursor, sessions.find(cursor, session_id))
+
+        return await self._readers.run(read, session=session_id)
+
+    def subscribe(self, session_id: str, *, after: int = 0) -> SessionSubscription:
+        """Follow one session from a position."""
+        self._check(session_id)
+        return self._feed.subscribe(session_id, after)
+
+    def subscribe_all(self) -> HintSubscription:
+        """Follow all sessions by hints."""
+        self._owner.check_process()
+        return self._feed.subscribe_all()
+
+    def notify(self, item: Transient) -> None:
+        """Hand a live-only item to this handle's subscribers."""
+        self._check(item.session)
+        self._feed.notify(item)
+
+    async def delete(self, session_id: str) -> None:
+        """Delete a session that nobody drives."""
+        self._check(session_id)
+        await self._writer.run(Job(partial(self._log.delete, session_id), session_id))
+
+    async def erase(self, session_id: str, payload_id: str, rule: str) -> int:
+        """Erase one value from a session, from the write-ahead log too."""
+        self._check(session_id)
+        check_content_id(payload_id)
+        check_key(rule, "erasure rule")
+        work = partial(self._log.erase, session_id, payload_id, rule)
+        places, tenant = await self._writer.run(
+            Job(work, session_id, lambda _: self._truncate_log())
+        )
+        if tenant is not None:
+            await self._sweep([(tenant, payload_id)])
+        return places
+
+    async def erased(self, session_id: str) -> dict[str, tuple[str, str]]:
+        """Return the erased payload ids of a session."""
+        self._check(session_id)
+
+        def read(cursor: apsw.Cursor) -> dict[str, tuple[str, str]]:
+            row = sessions.find(cursor, session_id)
+            found: Any = cursor.execute(SQL["list_erasures"], (row.key,)).fetchall()
+            return {payloads.named(digest): (at, rule) for digest, at, rule in found}
+
+        return await self._readers.run(read, session=session_id)
+
+    async def gc(
+        self, *, dry_run: bool = False, grace_seconds: float = GC_GRACE_SECONDS
+    ) -> GcReport:
+        """Remove payloads that no session refers to and that are older than the grace."""
+        self._owner.check_process()
+        before = time.time() - grace_seconds
+        cutoff = int(before * 1000)
+        gone: list[collector.Orphan] = []
+        if dry_run:
+            gone = await self._readers.run(lambda cursor: list(collector.orphans(cursor, cutoff)))
+        else:
+            while batch := await self._writer.run(Job(partial(collector.collect, cutoff))):
+                gone += batch
+                await self._sweep([(o.tenant, o.id) for o in batch if o.in_file])
+            await self._writer.run(Job(partial(collector.tidy, cutoff)))
+        found = await self._readers.thread(lambda: list(self._blobs.entries()))
+        old = [entry for entry in found if entry.modified <= before]
+        strays = await self._readers.run(collector.without_rows, old)
+        if not dry_run:
+            await self._sweep([(entry.tenant, entry.id) for entry in strays])
+            await self._readers.thread(self._blobs.sweep, before)
+        kept = await self._readers.run(collector.count)
+        return GcReport(
+            payloads=len(gone) + len(strays),
+            bytes=sum(o.size for o in gone) + sum(entry.size for entry in strays),
+            kept=kept - len(gone) if dry_run else kept,
+            dry_run=dry_run,
+            ids=tuple(sorted([o.id for o in gone] + [entry.id for entry in strays])),
+        )
+
+    async def import_log(
+        self,
+        session_id: str,
+        events: Sequence[Event],
+        payloads: dict[str, bytes],
+        erased: dict[str, tuple[str, str]] | None = None,
+    ) -> ImportOutcome:
+        """Store a verified copy of a session's log."""
+        self._check(session_id)
+        if not events:
+            raise InvalidInput(f"the copy of session {session_id!r} holds no events")
+        tenant = check_id(events[0].data.get("tenant", "default"), "tenant")
+        large = [
+            Slot(payload_id, "bytes", "chunk", len(data), data)
+            for payload_id, data in payloads.items()
+            if len(data) > ROW_PAYLOAD_BYTES
+        ]
+        work = partial(self._log.import_log, Copy(session_id, events, payloads, erased or {}))
+
+        def imported(done: tuple[ImportOutcome, State | None]) -> None:
+            if done[1] is not None:
+                self._wake(done[1])
+
+        def job() -> Job[tuple[ImportOutcome, State | None]]:
+            return Job(work, session_id, imported)
+
+        outcome, _ = await self._with_blobs(large, tenant, job)
+        return outcome
+
+    async def close(self) -> None:
+        """Finish what was submitted, release leases, let go of files."""
+        self._owner.check_process()
+        if self._closed:
+            return
+        self._closed = True
+        self._feed.close()
+
+        def end() -> None:
+            self._owner.stop()
+            if self._held:
+                try:
+                    self._writer.run_blocking(Job(self._leave))
+                except Exception:
+                    logger.warning("leases were not released; they expire", exc_info=True)
+            self._writer.close()
+            self._readers.close()
+
+        await asyncio.to_thread(end)
+
+    def _leave(self, cursor: apsw.Cursor) -> None:
+        cursor.execute(SQL["release_owner"], (self.owner,))
+        cursor.execute(SQL["delete_owner"], (self.owner,))
+
+    def _check(self, session_id: str) -> str:
+        self._owner.check_process()
+        return check_id(session_id)
+
+    def _beat(self, sign: Heartbeat) -> None:
+        if self._held:
+            self._writer.run_blocking(Job(lambda cursor: leases.beat(cursor, sign)))
+
+    def _wake(self, state: State) -> None:
+        self._feed.wake(state.session, state.seq)
+
+    async def _page(self, session_id: str, *, after: int, limit: int) -> list[Event]:
+        return await self.read_events(session_id, after=after, limit=limit)
+
+    async def _tenant(self, session_id: str) -> str:
+        tenant = self._tenants.get(session_id)
+        if tenant is None:
+            row = await self._readers.run(sessions.find, session_id, session=session_id)
+            tenant = self._tenants[session_id] = row.tenant
+        return tenant
+
+    async def _with_blobs(self, large: Sequence[Slot], tenant: str, job: Callable[[], Job[T]]) -> T:
+        """Write large payloads, then run the job; again where gc swept one in between."""
+        tries = BLOB_TRIES
+        while True:
+            for item in large:
+                await self._write(tenant, item)
+            try:
+                return await self._writer.run(job())
+            except payloads.BlobSwept as error:
+                tries -= 1
+                if not tries:
+                    raise NothingWritten(
+                        f"payload {error.details['payload']!r} is collected as fast as it is "
+                        "stored; run gc with a grace"
+                    ) from error
+
+    def _write(self, tenant: str, item: Slot) -> Awaitable[None]:
+        def put() -> None:
+            assert item.data is not None
+            if item.id != digest_id(item.data):
+                check_bytes(item, item.data)
+            with self._database.failures(NothingWritten, "store a payload"):
+                self._blobs.put(tenant, item.id, item.data)
+
+        return asyncio.to_thread(put)
+
+    async def _sweep(self, blobs: Sequence[tuple[str, str]]) -> None:
+        for start in range(0, len(blobs), collector.BATCH):
+            part = blobs[start : start + collector.BATCH]
+            await self._writer.run(Job(partial(collector.sweep, self._blobs, part)))
+
+    def _truncate_log(self) -> None:
+        try:
+            self._connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
+        except apsw.Error:
+            logger.warning("the write-ahead log was not truncated; it is at the next checkpoint")
+
+
+class _Liveness:
+    """Who is alive, looked up once per owner and read."""
+
+    def __init__(self, cursor: apsw.Cursor) -> None:
+        self._cursor = cursor
+        self._known: dict[str, bool] = {}
+
+    def __call__(self, owner: str | None) -> bool:
+        if owner is None:
+            return False
+        if owner not in self._known:
+            sign = leases.heartbeat(self._cursor, owner)
+            self._known[owner] = sign is not None and sign.is_alive()
+        return self._known[owner]
+
+
+def _large(slots: Iterable[Slot]) -> list[Slot]:
+    return [item for item in slots if item.size > ROW_PAYLOAD_BYTES and item.data is not None]

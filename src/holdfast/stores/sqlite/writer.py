@@ -1,0 +1,254 @@
+"""The writer: one thread, one connection, and group commit.
+
+Whatever queued while the previous commit was syncing goes into the next one; there is no timer, so
+a lone append waits for nobody. Each job has its own savepoint: one that is refused leaves the rest
+of its group untouched. Results reach their event loops only after the commit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import queue
+import threading
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+import apsw
+
+from holdfast.core.errors import HoldfastError, NothingWritten, OutcomeUnknown
+from holdfast.stores.sqlite.database import SQL, Database
+
+logger = logging.getLogger("holdfast.stores")
+
+T = TypeVar("T")
+
+GROUP_JOBS = 512
+
+
+class Job(Generic[T]):
+    """Work on its way through the writer.
+
+    `work` is its part of a transaction, and may be run again after a rollback.
+    `settled` is called in the writer after the commit with the result. `stored` tells, on a later
+    look at the database, whether the work was committed; where it cannot tell it is None.
+    """
+
+    __slots__ = (
+        "done",
+        "error",
+        "future",
+        "loop",
+        "result",
+        "session",
+        "settled",
+        "stored",
+        "work",
+    )
+
+    def __init__(
+        self,
+        work: Callable[[apsw.Cursor], T],
+        session: str | None = None,
+        settled: Callable[[T], None] | None = None,
+        stored: Callable[[apsw.Cursor, T], bool] | None = None,
+    ) -> None:
+        self.work = work
+        self.session = session
+        self.settled = settled
+        self.stored = stored
+        self.result: T | None = None
+        self.error: BaseException | None = None
+        self.loop: asyncio.AbstractEventLoop | None = None
+        self.future: asyncio.Future[T] | None = None
+        self.done: threading.Event | None = None
+
+
+class Writer:
+    """Runs jobs in order, durably."""
+
+    def __init__(self, database: Database, connection: apsw.Connection) -> None:
+        self._database = database
+        self._connection = connection
+        self._cursor = connection.cursor()
+        self._queue: queue.SimpleQueue[Job[Any] | None] = queue.SimpleQueue()
+        self._closed = False
+        self._gate = threading.Lock()
+        self._thread = threading.Thread(target=self._run, name="holdfast-writer", daemon=True)
+        self._thread.start()
+
+    async def run(self, job: Job[T]) -> T:
+        """Run a job; once submitted it is settled even if the caller is cancelled."""
+        job.loop = asyncio.get_running_loop()
+        job.future = job.loop.create_future()
+        self._submit(job)
+        return await settle(job.future)
+
+    def run_blocking(self, job: Job[T]) -> T:
+        """Run a job from a thread."""
+        job.done = threading.Event()
+        self._submit(job)
+        job.done.wait()
+        if job.error is not None:
+            raise job.error
+        return job.result  # type: ignore[return-value]
+
+    def close(self) -> None:
+        """Finish what was submitted and end the thread."""
+        with self._gate:
+            if not self._closed:
+                self._closed = True
+                self._queue.put(None)
+        self._thread.join()
+        self._connection.close(True)
+
+    def _submit(self, job: Job[Any]) -> None:
+        with self._gate:
+            if self._closed:
+                raise NothingWritten(
+                    f"this handle on {str(self._database.path)!r} is closed; open the store again"
+                )
+            self._queue.put(job)
+
+    def _run(self) -> None:
+        ended = False
+        while not ended:
+            jobs: list[Job[Any]] = []
+            item = self._queue.get()
+            while True:
+                if item is None:
+                    ended = True
+                    break
+                jobs.append(item)
+                if len(jobs) == GROUP_JOBS:
+                    break
+                try:
+                    item = self._queue.get_nowait()
+                except queue.Empty:
+                    break
+            if jobs:
+                self._commit(jobs)
+                self._deliver(jobs)
+
+    def _commit(self, jobs: list[Job[Any]]) -> None:
+        """Commit a group; where storage fails under several jobs, each is tried alone."""
+        try:
+            self._cursor.execute(SQL["begin_write"])
+            if len(jobs) == 1:
+                jobs[0].result = jobs[0].work(self._cursor)
+            else:
+                for job in jobs:
+                    self._run_in_savepoint(job)
+        except BaseException as error:
+            self._roll_back()
+            if len(jobs) == 1:
+                jobs[0].error = self._named(error, jobs[0])
+            else:
+                for job in jobs:
+                    job.error = None
+                    self._commit([job])
+            return
+        try:
+            self._cursor.execute(SQL["commit"])
+        except BaseException as error:
+            self._settle_failed_commit([job for job in jobs if job.error is None], error)
+        for job in jobs:
+            if job.error is None and job.settled is not None:
+                job.settled(job.result)
+
+    def _run_in_savepoint(self, job: Job[Any]) -> None:
+        cursor = self._cursor
+        cursor.execute(SQL["savepoint"])
+        try:
+            job.result = job.work(cursor)
+        except HoldfastError as error:
+            cursor.execute(SQL["rollback_to"])
+            job.error = error
+        cursor.execute(SQL["release"])
+
+    def _roll_back(self) -> None:
+        try:
+            if self._connection.in_transaction:
+                self._cursor.execute(SQL["rollback"])
+        except apsw.Error:
+            logger.warning("rolling back failed; the next transaction begins anew", exc_info=True)
+
+    def _settle_failed_commit(self, jobs: list[Job[Any]], error: BaseException) -> None:
+        """Find out what a failed commit did.
+
+        A look alone proves nothing: the lost commit may still stand at the end of the write-ahead
+        log and come back after a crash. So the look is part of a write that takes its place there;
+        once that one is committed, what is not there is not there for good.
+        """
+        self._roll_back()
+        try:
+            self._cursor.execute(SQL["begin_write"])
+            self._connection.pragma("user_version", self._connection.pragma("user_version"))
+            found = [
+                None if job.stored is None else job.stored(self._cursor, job.result) for job in jobs
+            ]
+            self._cursor.execute(SQL["commit"])
+        except BaseException:
+            self._roll_back()
+            found = [None] * len(jobs)
+        for job, stored in zip(jobs, found, strict=True):
+            if stored:
+                continue
+            if stored is None:
+                job.error = OutcomeUnknown(
+                    f"the commit in {str(self._database.path)!r} failed ({error}) and its outcome "
+                    "is unknown; read again before anything else",
+                    session=job.session,
+                )
+                job.error.__cause__ = error
+            else:
+                job.error = self._named(error, job)
+
+    def _named(self, error: BaseException, job: Job[Any]) -> BaseException:
+        if not isinstance(error, apsw.Error | OSError):
+            return error
+        named = self._database.named(error, NothingWritten, "write", job.session)
+        named.__cause__ = error
+        return named
+
+    def _deliver(self, jobs: list[Job[Any]]) -> None:
+        by_loop: dict[asyncio.AbstractEventLoop, list[Job[Any]]] = {}
+        for job in jobs:
+            if job.loop is not None:
+                by_loop.setdefault(job.loop, []).append(job)
+            elif job.done is not None:
+                job.done.set()
+        for loop, group in by_loop.items():
+            try:
+                loop.call_soon_threadsafe(_resolve, group)
+            except RuntimeError:
+                logger.debug("a loop closed before its results arrived")
+
+
+def _resolve(jobs: list[Job[Any]]) -> None:
+    for job in jobs:
+        future = job.future
+        if future is None or future.done():
+            continue
+        if job.error is not None:
+            future.set_exception(job.error)
+        else:
+            future.set_result(job.result)
+
+
+async def settle(future: asyncio.Future[T]) -> T:
+    """Wait for a future that goes on whatever happens to the caller.
+
+    A cancelled caller gets its CancelledError only once the outcome stands.
+    """
+    try:
+        return await asyncio.shield(future)
+    except asyncio.CancelledError:
+        while not future.done():
+            try:
+                await asyncio.wait([future])
+            except asyncio.CancelledError:
+                continue
+        if not future.cancelled():
+            future.exception()  # it is the caller's to see on its next read, not a lost error
+        raise
