@@ -138,8 +138,10 @@ def test_an_old_version_is_upcast_after_its_digest_was_checked(monkeypatch):
     monkeypatch.setitem(
         events_module.UPCASTS,
         ("turn.put", 1),
-        lambda data: {key: value for key, value in data.items() if key != "state"}
-        | {"status": data["state"]},
+        lambda data: (
+            {key: value for key, value in data.items() if key != "state"}
+            | {"status": data["state"]}
+        ),
     )
     monkeypatch.setitem(
         events_module.UPCASTS, ("turn.put", 2), lambda data: data | {"steps": data["steps"] * 2}

@@ -48,9 +48,7 @@ def test_the_state_does_not_grow_with_history():
     for _ in range(50):
         for move in (start_turn(state, "hello"), None):
             move = move or finish_turn(state, "bye")
-            state = extend(
-                state, move.facts, at=AT, head=move.head, payloads=move.payloads
-            ).state
+            state = extend(state, move.facts, at=AT, head=move.head, payloads=move.payloads).state
         sizes.append(len(msgspec.json.encode(state)))
     assert state.counters["turn"] == 50
     assert sizes[-1] - sizes[0] < 40

@@ -10,7 +10,9 @@ from holdfast.testing.histories import moves
 
 AT = "2030-01-02T03:04:05.678901Z"
 
-texts = st.sampled_from(["", "hi", "é" * 100, "x" * 512, "y" * 513, '{"$ref":"sha256:00"}', "z" * 2000])
+texts = st.sampled_from(
+    ["", "hi", "é" * 100, "x" * 512, "y" * 513, '{"$ref":"sha256:00"}', "z" * 2000]
+)
 choices = st.lists(st.tuples(st.integers(0, 30), texts), max_size=25)
 
 

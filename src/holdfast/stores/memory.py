@@ -178,9 +178,9 @@ class MemorySessionStore:
         check_content_id(payload_id)
         with self.bank.lock:
             log = self._log(session_id)
-            if payload_id in log.erased:
-                raise rows.erased_error(payload_id, *log.erased[payload_id])
             if payload_id not in log.refs:
+                if payload_id in log.erased:
+                    raise rows.erased_error(payload_id, *log.erased[payload_id])
                 raise rows.foreign_error(session_id, payload_id)
             kept = self.bank.payloads.get((log.state.tenant, payload_id))
         if kept is None:
@@ -285,6 +285,7 @@ class MemorySessionStore:
 
     async def release(self, lease: Lease) -> None:
         """Give the lease back."""
+        check_id(lease.session)
         with self.bank.lock:
             log = self.bank.logs.get(lease.session)
             if log is not None and (log.owner, log.epoch) == (lease.owner, lease.epoch):
@@ -325,12 +326,11 @@ class MemorySessionStore:
         check_key(rule, "erasure rule")
         with self.bank.lock:
             log = self._log(session_id)
-            if payload_id in log.erased:
-                return 0
             at = now()
             places = rows.count_places(log.events, payload_id)
-            inner = payload_id in log.refs
-            if not places and not inner:
+            if not places and payload_id not in log.refs:
+                if payload_id in log.erased:
+                    return 0
                 raise rows.foreign_error(session_id, payload_id)
             log.events = [rows.erase_in(event, payload_id, at, rule) for event in log.events]
             log.inbox = {key: rows.erase_item(item, payload_id) for key, item in log.inbox.items()}
@@ -395,11 +395,12 @@ class MemorySessionStore:
             if existing is not None and existing.owner and self._alive(existing.owner):
                 raise rows.held_error(self._lease_info(existing))
             state = fold(empty(session_id) if existing is None else existing.state, new)
+            slots = list(rows.slots_with_inner(new, payloads, erased))
             log = existing
             if log is None:
                 self.bank.orders += 1
                 log = _Log(self.bank.orders, [], state)
-            for item in rows.slots_with_inner(new, payloads, erased):
+            for item in slots:
                 if item.erased is not None:
                     log.erased[item.id] = (item.erased.at, item.erased.rule)
                 elif not item.inline:
@@ -464,7 +465,7 @@ class MemorySessionStore:
         taken: dict[str, InboxItem] = {}
         for key in keys:
             item = log.inbox.get(check_key(key, "inbox key"))
-            rows.check_consumable(log.state.session, key, item)
+            rows.check_consumable(log.state.session, key, taken.get(key, item))
             assert item is not None
             taken[key] = replace(item, consumed_seq=seq)
         return taken
@@ -475,14 +476,16 @@ class MemorySessionStore:
         adopted: set[str] = set()
         while queue:
             item = queue.pop()
-            if item.id in log.erased:
-                raise rows.erased_error(item.id, *log.erased[item.id])
-            own = item.id in log.refs and (tenant, item.id) in self.bank.payloads
-            if own or item.id in adopted:
+            if item.id in log.refs and (tenant, item.id) in self.bank.payloads:
+                pass
+            elif item.id in log.erased:
+                if item.id in batch.refs:
+                    raise rows.erased_error(item.id, *log.erased[item.id])
                 continue
-            if source is None or source.state.tenant != tenant or item.id not in source.refs:
+            elif source is None or source.state.tenant != tenant or item.id not in source.refs:
                 raise rows.foreign_error(log.state.session, item.id)
-            adopted.add(item.id)
+            else:
+                adopted.add(item.id)
             inner = manifest_slots(item, self.bank.payloads[tenant, item.id].data)
             queue.extend(part for part in inner if not part.inline)
         log.refs |= adopted

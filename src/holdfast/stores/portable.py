@@ -129,6 +129,13 @@ class _Log:
 
 
 def _read(path: Path) -> dict[str, _Log]:
+    try:
+        return _read_logs(path)
+    except (KeyError, TypeError, ValueError) as error:
+        raise Corruption(f"{str(path)!r} is damaged or no export: {error!r}") from error
+
+
+def _read_logs(path: Path) -> dict[str, _Log]:
     logs: dict[str, _Log] = {}
     session_id = ""
     for record in _records(path):

@@ -247,11 +247,12 @@ def slots_with_inner(
         seen.add(item.id)
         if erased and item.id in erased:
             item = replace(item, data=None, erased=Erased(*erased[item.id]))
-        yield item
         if item.inline or item.erased is not None:
+            yield item
             continue
         if item.id not in payloads:
             raise Corruption(f"the import lacks payload {item.id!r}", payload=item.id)
+        yield item
         queue.extend(manifest_slots(item, payloads[item.id]))
 
 
@@ -275,8 +276,12 @@ def forward(session_id: str, stored: Sequence[Event], copy: Sequence[Event]) -> 
 
 
 def count_places(events: Iterable[Event], payload_id: str) -> int:
-    """Return in how many places of a log a value stands."""
-    return sum(item.id == payload_id for event in events for item in walk(event.data))
+    """Return in how many places of a log a value stands that was not erased there."""
+    return sum(
+        item.id == payload_id and item.erased is None
+        for event in events
+        for item in walk(event.data)
+    )
 
 
 def erase_in(event: Event, payload_id: str, at: str, rule: str) -> Event:

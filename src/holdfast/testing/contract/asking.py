@@ -1,0 +1,200 @@
+"""Chapter: leases fence off every earlier driver, and outsiders ask through the inbox."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from holdfast.core.errors import InboxConflict, InvalidInput, InvalidRef, LeaseHeld, LeaseLost
+from holdfast.core.facts import SessionStarted
+from holdfast.core.payloads import slot
+from holdfast.stores.port import InboxDraft, InboxItem, SessionStore
+from holdfast.stores.verify import verify
+from holdfast.testing.contract.place import ContractPlace, Place
+from holdfast.testing.driver import drive
+
+BIG = "b" * 3000
+
+
+class LeaseContract(ContractPlace):
+    """Who may drive."""
+
+    async def test_a_held_lease_is_refused_and_the_holder_is_named(
+        self, place: Place, store: SessionStore
+    ) -> None:
+        driver = await drive(store)
+        other = await place.open()
+        assert other.owner != store.owner
+        for asker in (other, store):
+            with pytest.raises(LeaseHeld) as caught:
+                await asker.acquire("s-1")
+            assert caught.value.details["owner"] == store.owner
+            assert caught.value.details["epoch"] == driver.lease.epoch
+            assert str(caught.value.details["holder"]) in str(caught.value)
+
+    async def test_of_many_who_ask_at_once_one_gets_the_lease(
+        self, place: Place, store: SessionStore
+    ) -> None:
+        await store.create_session("s-1", SessionStarted())
+        stores = [store, *[await place.open() for _ in range(3)]]
+        results = await asyncio.gather(
+            *(handle.acquire("s-1") for handle in stores * 2), return_exceptions=True
+        )
+        assert sum(not isinstance(result, BaseException) for result in results) == 1
+        assert sum(isinstance(result, LeaseHeld) for result in results) == 7
+
+    async def test_a_released_lease_is_free_and_the_next_has_a_higher_epoch(
+        self, place: Place, store: SessionStore
+    ) -> None:
+        driver = await drive(store)
+        await store.renew(driver.lease)
+        await store.release(driver.lease)
+        assert await store.lease_of("s-1") is None
+        other = await place.open()
+        lease = await other.acquire("s-1")
+        assert lease.epoch > driver.lease.epoch
+        with pytest.raises(LeaseLost) as caught:
+            await driver.say("too late")
+        assert caught.value.details["owner"] == other.owner
+        with pytest.raises(LeaseLost):
+            await store.renew(driver.lease)
+        await store.release(driver.lease)
+        assert await other.lease_of("s-1") is not None
+
+    async def test_closing_a_store_gives_its_leases_back(
+        self, place: Place, store: SessionStore
+    ) -> None:
+        await drive(store)
+        await store.close()
+        await store.close()
+        other = await place.open()
+        assert await other.lease_of("s-1") is None
+        await other.acquire("s-1")
+
+    async def test_the_lease_of_a_dead_process_is_stolen_and_its_driver_fenced_off(
+        self, store: SessionStore
+    ) -> None:
+        await store.create_session("s-1", SessionStarted())
+        await self.die_holding(store, "s-1")
+        dead = await store.lease_of("s-1")
+        assert dead is not None
+        assert not dead.live
+        assert (await store.session_info("s-1")).status == "idle"
+        lease = await store.acquire("s-1")
+        assert lease.epoch == dead.epoch + 1
+        now = await store.lease_of("s-1")
+        assert now is not None
+        assert (now.live, now.owner) == (True, store.owner)
+
+    async def test_holding_one_session_says_nothing_about_another(
+        self, place: Place, store: SessionStore
+    ) -> None:
+        await drive(store, "s-1")
+        other = await place.open()
+        driver = await drive(other, "s-2")
+        await driver.say("hi")
+
+
+class InboxContract(ContractPlace):
+    """How outsiders ask."""
+
+    async def test_an_item_is_stamped_by_the_store_and_listed_in_order_of_arrival(
+        self, place: Place, store: SessionStore
+    ) -> None:
+        await drive(store)
+        outsider = await place.open()
+        for key in ("z", "a", "m"):
+            item = await outsider.put_inbox("s-1", InboxDraft(key, "message"))
+            assert item.at.endswith("Z")
+            assert item.consumed_seq is None
+        assert [item.key for item in await store.list_inbox("s-1")] == ["z", "a", "m"]
+        assert (await store.session_info("s-1")).inbox == 3
+        assert await (await place.reopen(store)).list_inbox("s-1") == await outsider.list_inbox(
+            "s-1"
+        )
+
+    async def test_asking_the_same_again_returns_the_stored_item(self, store: SessionStore) -> None:
+        driver = await drive(store)
+        for text in ("small", BIG):
+            draft = InboxDraft(f"k-{len(text)}", "message", content=slot(text, "message"))
+            first = await store.put_inbox("s-1", draft)
+            assert await store.put_inbox("s-1", draft) == first
+            await driver.append(driver.message("took it"), consumes=[draft.key])
+            again = await store.put_inbox("s-1", draft)
+            assert again.consumed_seq == driver.state.seq
+            assert again.at == first.at
+        assert await store.list_inbox("s-1") == []
+
+    async def test_other_content_under_the_same_key_is_a_conflict(
+        self, store: SessionStore
+    ) -> None:
+        await drive(store)
+        draft = InboxDraft("k", "message", content=slot("one", "message"))
+        first = await store.put_inbox("s-1", draft)
+        for other in (
+            InboxDraft("k", "message", content=slot("two", "message")),
+            InboxDraft("k", "message"),
+            InboxDraft("k", "stop", content=slot("one", "message")),
+            InboxDraft("k", "message", call_id="c", content=slot("one", "message")),
+        ):
+            with pytest.raises(InboxConflict, match="'k'"):
+                await store.put_inbox("s-1", other)
+        assert await store.list_inbox("s-1") == [first]
+
+    async def test_the_first_of_answer_and_expiry_wins(
+        self, place: Place, store: SessionStore
+    ) -> None:
+        await drive(store)
+        stores = [store, await place.open()]
+        drafts = [
+            InboxDraft("answer-1", "answer", "c-1", slot("yes", "answer")),
+            InboxDraft("expiry-1", "expiry", "c-1"),
+        ]
+        results = await asyncio.gather(
+            *(stores[n % 2].put_inbox("s-1", drafts[n // 2]) for n in range(4)),
+            return_exceptions=True,
+        )
+        stored = await store.list_inbox("s-1")
+        assert len(stored) == 1
+        losers = [result for result in results if isinstance(result, InboxConflict)]
+        winners = [result for result in results if isinstance(result, InboxItem)]
+        assert winners == stored * 2
+        assert len(losers) == 2
+
+    async def test_a_consumed_answer_still_keeps_a_later_one_out(self, store: SessionStore) -> None:
+        driver = await drive(store)
+        await store.put_inbox("s-1", InboxDraft("a", "answer", "c-1", slot("yes", "answer")))
+        await driver.append(driver.message("done"), consumes=["a"])
+        with pytest.raises(InboxConflict):
+            await store.put_inbox("s-1", InboxDraft("b", "expiry", "c-1"))
+
+    async def test_the_same_key_in_two_sessions_is_two_items(self, store: SessionStore) -> None:
+        for session in ("s-1", "s-2"):
+            await drive(store, session)
+            await store.put_inbox(
+                session, InboxDraft("k", "answer", "c-1", slot(session, "answer"))
+            )
+        assert len(await store.list_inbox("s-2")) == 1
+
+    async def test_large_content_is_the_sessions_own_and_survives_gc(
+        self, store: SessionStore
+    ) -> None:
+        driver = await drive(store)
+        content = slot(BIG * 50, "message")
+        await store.put_inbox("s-1", InboxDraft("k", "message", content=content))
+        assert (await store.gc(grace_seconds=0)).payloads == 0
+        item = (await store.list_inbox("s-1"))[0]
+        assert item.content == content
+        await driver.append(driver.message(content.bare()), consumes=["k"])
+        assert await store.get_payload("s-1", content.id) == content.data
+        assert (await verify(store, "s-1")).ok
+
+    async def test_drafts_that_nobody_could_consume_are_refused(self, store: SessionStore) -> None:
+        await drive(store)
+        with pytest.raises(InvalidInput):
+            await store.put_inbox("s-1", InboxDraft("k", "party"))
+        bare = slot(BIG, "message").bare()
+        with pytest.raises((InvalidInput, InvalidRef)):
+            await store.put_inbox("s-1", InboxDraft("k", "message", content=bare))
+        assert await store.list_inbox("s-1") == []

@@ -1,0 +1,256 @@
+"""Chapter: delete leaves a tombstone, erase keeps the proof, gc takes only what nobody needs."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from holdfast.core import facts
+from holdfast.core.errors import (
+    InvalidInput,
+    InvalidRef,
+    LeaseHeld,
+    PayloadNotFound,
+    SessionDeleted,
+)
+from holdfast.core.payloads import Slot, manifest, slot, to_record
+from holdfast.stores.port import ROW_PAYLOAD_BYTES, InboxDraft, Lease, SessionStore
+from holdfast.stores.verify import verify
+from holdfast.testing.contract.place import ContractPlace, Place
+from holdfast.testing.driver import all_events, drive
+from holdfast.testing.histories import finish_turn
+
+TINY = slot("tiny", "message")
+BIG = slot("b" * 3000, "message")
+HUGE = slot("h" * (ROW_PAYLOAD_BYTES * 2), "message")
+
+
+class DeleteContract(ContractPlace):
+    """What is left of a deleted session."""
+
+    async def test_a_deleted_session_is_gone_for_every_verb_and_its_id_is_never_reused(
+        self, place: Place, store: SessionStore
+    ) -> None:
+        driver = await drive(store)
+        await driver.say(BIG)
+        with pytest.raises(LeaseHeld):
+            await store.delete("s-1")
+        await store.release(driver.lease)
+        await store.delete("s-1")
+        for _ in range(2):
+            for attempt in (
+                store.create_session("s-1", facts.SessionStarted()),
+                store.load_state("s-1"),
+                store.read_events("s-1"),
+                store.session_info("s-1"),
+                store.get_payload("s-1", BIG.id),
+                store.put_payload("s-1", BIG),
+                store.put_inbox("s-1", InboxDraft("k", "message")),
+                store.list_inbox("s-1"),
+                store.acquire("s-1"),
+                store.lease_of("s-1"),
+                store.delete("s-1"),
+                store.erase("s-1", BIG.id, "again"),
+                store.erased("s-1"),
+                store.append(Lease("s-1", store.owner, 1), 1, [facts.SessionStopped()]),
+                store.import_log("s-1", [], {}),
+            ):
+                with pytest.raises(SessionDeleted, match="s-1"):
+                    await attempt
+            assert (await store.list_sessions()).sessions == ()
+            store = await place.reopen(store)
+
+    async def test_deleting_frees_the_payloads_that_nobody_else_has(
+        self, store: SessionStore
+    ) -> None:
+        for session in ("s-1", "s-2"):
+            driver = await drive(store, session)
+            await driver.say(BIG)
+            await driver.say(slot(session * 2000, "message"))
+            await store.release(driver.lease)
+        await store.delete("s-1")
+        report = await store.gc(grace_seconds=0)
+        assert report.ids in ((slot("s-1" * 2000, "message").id,), ())
+        assert (await store.gc(dry_run=True, grace_seconds=0)).kept == 2
+        assert await store.get_payload("s-2", BIG.id) == BIG.data
+
+
+class EraseContract(ContractPlace):
+    """What is left of an erased value."""
+
+    @pytest.mark.parametrize("item", [TINY, BIG, HUGE], ids=lambda i: str(i.size))
+    async def test_an_erased_value_is_gone_everywhere_and_the_proof_still_holds(
+        self, place: Place, store: SessionStore, item: Slot
+    ) -> None:
+        driver = await drive(store)
+        await driver.say("before")
+        await driver.say(item)
+        await driver.append(
+            driver.message(item),
+            facts.TurnStarted(turn=1, inputs={"q": replace(item, kind="input")}),
+        )
+        head = (await driver.play(finish_turn(driver.state, "end"))).state.head
+        before = await verify(store, "s-1")
+        assert await store.erase("s-1", item.id, "asked-by-user") == 3
+        assert await store.erase("s-1", item.id, "asked-by-user") == 0
+        for _ in range(2):
+            report = await verify(store, "s-1")
+            assert report.problems == ()
+            assert (report.erased, report.head, report.digest) == (1, head, before.digest)
+            (gone,) = (await store.erased("s-1")).items()
+            assert gone[0] == item.id
+            assert gone[1][1] == "asked-by-user"
+            events = await all_events(store, "s-1")
+            text = (item.data or b"").decode()
+            assert text not in str([event.data for event in events])
+            if not item.inline:
+                with pytest.raises(PayloadNotFound) as caught:
+                    await store.get_payload("s-1", item.id)
+                assert caught.value.details["rule"] == "asked-by-user"
+                assert caught.value.details["erased_at"] == gone[1][0]
+            store = await place.reopen(store)
+        driver = replace(driver, store=store, lease=await store.acquire("s-1"))
+        await driver.say("life goes on")
+        assert (await verify(store, "s-1")).ok
+
+    @pytest.mark.parametrize("item", [BIG, HUGE], ids=lambda i: str(i.size))
+    async def test_erasing_in_one_session_leaves_the_others_theirs(
+        self, store: SessionStore, item: Slot
+    ) -> None:
+        for session in ("s-1", "s-2"):
+            driver = await drive(store, session)
+            await driver.say(item)
+        await store.erase("s-1", item.id, "asked")
+        assert await store.get_payload("s-2", item.id) == item.data
+        assert (await verify(store, "s-2")).erased == 0
+        await store.erase("s-2", item.id, "asked")
+        assert (await store.gc(grace_seconds=0)).kept == 0
+
+    async def test_an_erased_value_cannot_be_referred_to_by_its_id(
+        self, store: SessionStore
+    ) -> None:
+        driver = await drive(store)
+        await driver.say(BIG)
+        await store.erase("s-1", BIG.id, "asked")
+        with pytest.raises((InvalidRef, PayloadNotFound)):
+            await driver.say(BIG.bare())
+        assert (await verify(store, "s-1")).ok
+
+    @pytest.mark.parametrize("item", [TINY, BIG, HUGE], ids=lambda i: str(i.size))
+    async def test_a_value_said_again_after_its_erasure_is_there_again_and_erased_again(
+        self, place: Place, store: SessionStore, item: Slot
+    ) -> None:
+        driver = await drive(store)
+        await driver.say(item)
+        await store.erase("s-1", item.id, "asked")
+        event = await driver.say(item)
+        content = event.fact().content  # type: ignore[attr-defined]
+        assert (content.data or await store.get_payload("s-1", item.id)) == item.data
+        assert (await verify(store, "s-1")).ok
+        assert await store.erase("s-1", item.id, "asked-again") >= 1
+        events = await all_events(await place.reopen(store), "s-1")
+        assert (item.data or b"").decode() not in str([event.data for event in events])
+
+    async def test_a_part_of_a_manifest_can_be_erased(self, store: SessionStore) -> None:
+        driver = await drive(store)
+        names = manifest({"x": to_record(BIG)}, "vars")
+        await driver.append(facts.VarsCheckpointed(vars=names), payloads=[BIG])
+        assert await store.erase("s-1", BIG.id, "asked") == 1
+        report = await verify(store, "s-1")
+        assert (report.problems, report.erased) == ((), 1)
+
+    async def test_erasing_an_inbox_value_removes_it_there_too(self, store: SessionStore) -> None:
+        driver = await drive(store)
+        for item in (BIG, slot("tiny", "message")):
+            key = f"k-{item.size}"
+            await store.put_inbox("s-1", InboxDraft(key, "message", content=item))
+            await driver.append(driver.message(item), consumes=[key])
+            await store.erase("s-1", item.id, "asked")
+        stored = await store.list_inbox("s-1", pending=False)
+        assert [item.content and item.content.data for item in stored] == [None, None]
+
+    async def test_what_is_not_there_cannot_be_erased(self, store: SessionStore) -> None:
+        await drive(store)
+        with pytest.raises(InvalidRef):
+            await store.erase("s-1", BIG.id, "asked")
+        with pytest.raises(InvalidInput):
+            await store.erase("s-1", BIG.id, "two words")
+
+
+class GcContract(ContractPlace):
+    """What gc takes."""
+
+    async def test_gc_takes_orphans_and_nothing_else(
+        self, place: Place, store: SessionStore
+    ) -> None:
+        driver = await drive(store)
+        part = slot("p" * 5000, "chunk")
+        names = manifest({"x": to_record(part)}, "vars")
+        await driver.append(facts.VarsCheckpointed(vars=names), payloads=[part])
+        await driver.say(HUGE)
+        orphans = [slot(letter * 90_000, "message") for letter in "xy"]
+        orphans.append(slot("z" * 900, "message"))
+        for orphan in orphans:
+            await store.put_payload("s-1", orphan)
+        ids = tuple(sorted(orphan.id for orphan in orphans))
+        young = await store.gc(grace_seconds=3600)
+        assert (young.payloads, young.kept) == (0, 6)
+        dry = await store.gc(dry_run=True, grace_seconds=0)
+        assert (dry.payloads, dry.kept, dry.ids, dry.dry_run) == (3, 3, ids, True)
+        assert await store.get_payload("s-1", orphans[0].id) == orphans[0].data
+        wet = await store.gc(grace_seconds=0)
+        assert (wet.payloads, wet.kept, wet.ids, wet.dry_run) == (3, 3, ids, False)
+        assert wet.bytes > 0
+        assert (await store.gc(grace_seconds=0)).payloads == 0
+        store = await place.reopen(store)
+        assert (await verify(store, "s-1")).payloads == 3
+        for item in (part, names, HUGE):
+            assert await store.get_payload("s-1", item.id) == item.data
+
+    async def test_a_swept_payload_is_refused_by_name_and_can_be_put_again(
+        self, store: SessionStore
+    ) -> None:
+        driver = await drive(store)
+        for item in (BIG, HUGE):
+            await store.put_payload("s-1", item)
+            await store.gc(grace_seconds=0)
+            with pytest.raises(InvalidRef, match=item.id):
+                await driver.say(item.bare())
+            await store.put_payload("s-1", item)
+            await driver.say(item.bare())
+            await store.gc(grace_seconds=0)
+            assert await store.get_payload("s-1", item.id) == item.data
+        assert (await verify(store, "s-1")).ok
+
+    async def test_putting_an_old_orphan_again_makes_it_young(self, store: SessionStore) -> None:
+        driver = await drive(store)
+        for item in (BIG, HUGE):
+            await store.put_payload("s-1", item)
+        await asyncio.sleep(1.0)  # age them: the grace counts real seconds
+        for item in (BIG, HUGE):
+            await store.put_payload("s-1", item)
+        assert (await store.gc(grace_seconds=0.9)).payloads == 0
+        for item in (BIG, HUGE):
+            await driver.say(item.bare())
+        assert (await verify(store, "s-1")).ok
+
+    async def test_gc_beside_appends_never_takes_what_they_refer_to(
+        self, place: Place, store: SessionStore
+    ) -> None:
+        driver = await drive(store)
+        sweeper = await place.open()
+        stop = False
+
+        async def sweep() -> None:
+            while not stop:
+                await sweeper.gc(grace_seconds=0)
+
+        sweeping = asyncio.ensure_future(sweep())
+        for number in range(15):
+            await driver.say(slot(f"{number} " * 400, "message"))
+            await driver.say(slot(f"{number} " * 40_000, "message"))
+        stop = True
+        await sweeping
+        assert (await verify(store, "s-1")).problems == ()

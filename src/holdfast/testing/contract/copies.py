@@ -1,0 +1,210 @@
+"""Chapter: a session travels in one file that proves itself, and arrives as what it was."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from holdfast.core import facts
+from holdfast.core.errors import (
+    Corruption,
+    ImportConflict,
+    LeaseHeld,
+    PayloadNotFound,
+    ReadOnlySession,
+    SessionDeleted,
+    SessionNotFound,
+)
+from holdfast.core.payloads import slot
+from holdfast.stores.port import SessionStore
+from holdfast.stores.portable import export_sessions, import_sessions
+from holdfast.stores.verify import verify
+from holdfast.testing.contract.place import ContractPlace, Place
+from holdfast.testing.driver import Driver, all_events, drive, view
+from holdfast.testing.histories import start_turn
+
+BIG = slot("b" * 100_000, "message")
+
+
+class CopyContract(ContractPlace):
+    """Export and import."""
+
+    async def test_a_copy_has_the_same_events_payloads_state_and_head(
+        self, place: Place, store: SessionStore, tmp_path: Path
+    ) -> None:
+        for session in ("s-1", "s-2"):
+            driver = await drive(store, session, facts.SessionStarted(tenant="t-1"))
+            await driver.turn("hi")
+            await driver.say(BIG)
+        file = tmp_path / "export"
+        assert await export_sessions(store, ["s-1", "s-2"], file) == 2 * driver.state.seq
+        copy = await place.beside("copy").open()
+        outcomes = await import_sessions(copy, file)
+        assert [(o.session, o.outcome, o.events) for o in outcomes] == [
+            ("s-1", "created", driver.state.seq),
+            ("s-2", "created", driver.state.seq),
+        ]
+        for session in ("s-1", "s-2"):
+            assert await view(copy, session) == await view(store, session)
+            assert await copy.get_payload(session, BIG.id) == BIG.data
+            assert await verify(copy, session) == await verify(store, session)
+        assert (await copy.gc(grace_seconds=0)).payloads == 0
+        assert not (await copy.session_info("s-1")).imported
+        driven = await copy.acquire("s-1")
+        await copy.append(driven, driver.state.seq, [driver.message("goes on here")])
+        await copy.close()
+
+    async def test_an_identical_copy_changes_nothing_and_a_longer_one_forwards(
+        self, place: Place, store: SessionStore, tmp_path: Path
+    ) -> None:
+        driver = await drive(store)
+        await driver.say("one")
+        short, long = tmp_path / "short", tmp_path / "long"
+        await export_sessions(store, ["s-1"], short)
+        await driver.say(BIG)
+        await driver.turn("two")
+        await export_sessions(store, ["s-1"], long)
+        copy = await place.beside("copy").open()
+        outcomes = []
+        for file in (short, short, long, short, long):
+            (done,) = await import_sessions(copy, file)
+            outcomes.append((done.outcome, done.events))
+        assert outcomes[:2] == [("created", 2), ("unchanged", 0)]
+        assert outcomes[2] == ("forwarded", driver.state.seq - 2)
+        assert outcomes[3:] == [("unchanged", 0)] * 2
+        assert await view(copy, "s-1") == await view(store, "s-1")
+        assert (await verify(copy, "s-1")).ok
+        await copy.close()
+
+    async def test_a_copy_that_went_another_way_is_a_conflict_and_changes_nothing(
+        self, place: Place, store: SessionStore, tmp_path: Path
+    ) -> None:
+        driver = await drive(store)
+        await driver.say("common")
+        file = tmp_path / "export"
+        await export_sessions(store, ["s-1"], file)
+        copy = await place.beside("copy").open()
+        await import_sessions(copy, file)
+        lease = await copy.acquire("s-1")
+        other = Driver(copy, lease, await copy.load_state("s-1"))
+        await other.say("this way")
+        await copy.release(lease)
+        await driver.say("that way")
+        await driver.say("and on")
+        await export_sessions(store, ["s-1"], file)
+        before = await view(copy, "s-1")
+        with pytest.raises(ImportConflict) as caught:
+            await import_sessions(copy, file)
+        assert caught.value.details["seq"] == 3
+        assert await view(copy, "s-1") == before
+        await copy.close()
+
+    async def test_a_copy_is_not_forwarded_under_a_live_driver(
+        self, place: Place, store: SessionStore, tmp_path: Path
+    ) -> None:
+        driver = await drive(store)
+        short, long = tmp_path / "short", tmp_path / "long"
+        await export_sessions(store, ["s-1"], short)
+        await driver.say("more")
+        await export_sessions(store, ["s-1"], long)
+        copy = await place.beside("copy").open()
+        await import_sessions(copy, short)
+        await copy.acquire("s-1")
+        with pytest.raises(LeaseHeld):
+            await import_sessions(copy, long)
+        assert (await copy.load_state("s-1")).seq == 1
+        await copy.close()
+
+    async def test_a_deleted_id_is_not_imported_again(
+        self, store: SessionStore, tmp_path: Path
+    ) -> None:
+        driver = await drive(store)
+        await export_sessions(store, ["s-1"], tmp_path / "export")
+        await store.release(driver.lease)
+        await store.delete("s-1")
+        with pytest.raises(SessionDeleted, match="s-1"):
+            await import_sessions(store, tmp_path / "export")
+        assert (await store.list_sessions()).sessions == ()
+
+    async def test_a_copy_with_open_work_is_read_only_until_it_is_taken_over(
+        self, place: Place, store: SessionStore, tmp_path: Path
+    ) -> None:
+        driver = await drive(store)
+        await driver.play(start_turn(driver.state, "hi"))
+        await export_sessions(store, ["s-1"], tmp_path / "export")
+        there = place.beside("copy")
+        copy = await there.open()
+        await import_sessions(copy, tmp_path / "export")
+        for _ in range(2):
+            assert (await copy.session_info("s-1")).imported
+            with pytest.raises(ReadOnlySession, match="s-1"):
+                await copy.acquire("s-1")
+            assert await all_events(copy, "s-1") == await all_events(store, "s-1")
+            copy = await there.reopen(copy)
+        lease = await copy.acquire("s-1", takeover=True)
+        taken = Driver(copy, lease, await copy.load_state("s-1"))
+        await taken.append(facts.TurnPut(turn=1, status="failed"))
+        assert not (await copy.session_info("s-1")).imported
+        await copy.release(lease)
+        await copy.acquire("s-1")
+        await copy.close()
+
+    async def test_erased_values_stay_erased_in_a_copy(
+        self, place: Place, store: SessionStore, tmp_path: Path
+    ) -> None:
+        driver = await drive(store)
+        tiny = slot("tiny secret", "message")
+        await driver.say(tiny)
+        await driver.say(BIG)
+        await store.erase("s-1", tiny.id, "asked")
+        await store.erase("s-1", BIG.id, "asked")
+        await export_sessions(store, ["s-1"], tmp_path / "export")
+        copy = await place.beside("copy").open()
+        await import_sessions(copy, tmp_path / "export")
+        assert await copy.erased("s-1") == await store.erased("s-1")
+        with pytest.raises(PayloadNotFound):
+            await copy.get_payload("s-1", BIG.id)
+        report = await verify(copy, "s-1")
+        assert (report.problems, report.erased) == ((), 2)
+        assert await all_events(copy, "s-1") == await all_events(store, "s-1")
+        await copy.close()
+
+    async def test_a_copy_that_lacks_a_payload_is_refused_whole(
+        self, place: Place, store: SessionStore
+    ) -> None:
+        driver = await drive(store)
+        await driver.say(BIG)
+        events = await all_events(store, "s-1")
+        copy = await place.beside("copy").open()
+        with pytest.raises(Corruption, match=BIG.id):
+            await copy.import_log("s-1", events, {})
+        with pytest.raises(SessionNotFound):
+            await copy.load_state("s-1")
+        await copy.close()
+
+    async def test_an_export_that_was_altered_or_cut_is_refused_whole(
+        self, place: Place, store: SessionStore, tmp_path: Path
+    ) -> None:
+        driver = await drive(store)
+        await driver.say(BIG)
+        file = tmp_path / "export"
+        await export_sessions(store, ["s-1"], file)
+        whole = file.read_bytes()
+        copy = await place.beside("copy").open()
+        stride = max(1, len(whole) // 40)
+        for at in range(0, len(whole), stride):
+            for damaged in (whole[:at], whole[:at] + bytes([whole[at] ^ 4]) + whole[at + 1 :]):
+                file.write_bytes(damaged)
+                with pytest.raises(Exception) as caught:
+                    await import_sessions(copy, file)
+                assert type(caught.value).__module__.startswith("holdfast."), caught.value
+                assert (await copy.list_sessions()).sessions == ()
+        await copy.close()
+
+    async def test_exporting_what_is_not_there_leaves_no_file(
+        self, store: SessionStore, tmp_path: Path
+    ) -> None:
+        with pytest.raises(SessionNotFound):
+            await export_sessions(store, ["s-9"], tmp_path / "export")
+        assert not (tmp_path / "export").exists()

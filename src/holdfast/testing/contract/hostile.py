@@ -1,0 +1,127 @@
+"""Chapter: an id that could be a path, a query or a trap is refused by every verb, reads too."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.core import facts
+from holdfast.core.errors import InvalidId, InvalidInput
+from holdfast.core.payloads import slot
+from holdfast.stores.port import InboxDraft, Lease, SessionStore, Transient
+from holdfast.testing.contract.place import ContractPlace
+from holdfast.testing.driver import drive
+
+HOSTILE_IDS: tuple[Any, ...] = (
+    "",
+    ".",
+    "..",
+    "../victim",
+    "a/../b",
+    "a..b",
+    "/etc/passwd",
+    "a/b",
+    "a\\b",
+    "a\0b",
+    "a\nb",
+    "a\x7f",
+    "\x1b[2J",
+    "a b",
+    " s-1",
+    "s-1 ",
+    "S-1",
+    "-rf",
+    ".hidden",
+    "a.",
+    "con",
+    "nul.txt",
+    "a:b",
+    "a%2fb",
+    "a\u2215b",  # division slash
+    "a\uff0fb",  # full-width solidus
+    "\u2024\u2024",  # one dot leaders
+    "\uff0e\uff0e",  # full-width full stops
+    "s-\u0661",  # a digit that is not ASCII
+    "\u0455-1",  # a Cyrillic letter that looks Latin
+    "a\u200bb",
+    "e\u0301",
+    "\ud800",
+    "'; drop table events; --",
+    "x" * 129,
+    "x" * 10_000,
+    None,
+    7,
+    b"s-1",
+    ["s-1"],
+)
+"""What no entry point may accept as an id."""
+
+
+class HostileContract(ContractPlace):
+    """What no verb accepts."""
+
+    @pytest.mark.parametrize("hostile", HOSTILE_IDS, ids=lambda item: ascii(item)[:24])
+    async def test_a_hostile_session_id_is_refused_by_every_verb(
+        self, store: SessionStore, tmp_path: Path, hostile: Any
+    ) -> None:
+        big = slot("b" * 3000, "message")
+        before = sorted(path.name for path in tmp_path.parent.iterdir())
+        for verb in (
+            lambda: store.create_session(hostile, facts.SessionStarted()),
+            lambda: store.append(Lease(hostile, store.owner, 1), 0, [facts.SessionStopped()]),
+            lambda: store.put_payload(hostile, big),
+            lambda: store.get_payload(hostile, big.id),
+            lambda: store.load_state(hostile),
+            lambda: store.read_events(hostile),
+            lambda: store.session_info(hostile),
+            lambda: store.put_inbox(hostile, InboxDraft("k", "message")),
+            lambda: store.list_inbox(hostile),
+            lambda: store.acquire(hostile),
+            lambda: store.renew(Lease(hostile, store.owner, 1)),
+            lambda: store.release(Lease(hostile, store.owner, 1)),
+            lambda: store.lease_of(hostile),
+            lambda: store.delete(hostile),
+            lambda: store.erase(hostile, big.id, "rule"),
+            lambda: store.erased(hostile),
+            lambda: store.import_log(hostile, [], {}),
+        ):
+            with pytest.raises(InvalidId):
+                await verb()
+        with pytest.raises(InvalidId):
+            store.subscribe(hostile)
+        with pytest.raises(InvalidId):
+            store.notify(Transient(hostile, "delta.token", "x"))
+        assert sorted(path.name for path in tmp_path.parent.iterdir()) == before
+
+    @pytest.mark.parametrize("hostile", HOSTILE_IDS, ids=lambda item: ascii(item)[:24])
+    async def test_other_hostile_ids_are_refused_too(
+        self, store: SessionStore, hostile: Any
+    ) -> None:
+        driver = await drive(store)
+        with pytest.raises(InvalidId):
+            await store.get_payload("s-1", hostile)
+        with pytest.raises(InvalidId):
+            await store.erase("s-1", hostile, "rule")
+        with pytest.raises(InvalidInput):
+            await store.create_session("s-2", facts.SessionStarted(tenant=hostile))
+        if hostile is not None:
+            with pytest.raises(InvalidId):
+                await store.create_session("s-2", facts.SessionStarted(), adopt_from=hostile)
+            with pytest.raises(InvalidId):
+                await driver.append(driver.message("x"), adopt_from=hostile)
+        assert (await store.load_state("s-1")).seq == 1
+
+    @pytest.mark.parametrize("hostile", ["", "a b", "a\0", "é", "k\n", "x" * 201, None, 7])
+    async def test_hostile_keys_are_refused(self, store: SessionStore, hostile: Any) -> None:
+        driver = await drive(store)
+        with pytest.raises(InvalidId):
+            await store.put_inbox("s-1", InboxDraft(hostile, "message"))
+        if hostile is not None:
+            with pytest.raises(InvalidId):
+                await store.put_inbox("s-1", InboxDraft("k", "answer", hostile))
+        with pytest.raises(InvalidId):
+            await driver.append(driver.message("x"), consumes=[hostile])
+        with pytest.raises(InvalidId):
+            await store.erase("s-1", "sha256:" + "0" * 64, hostile)

@@ -1,0 +1,231 @@
+"""Chapter: values are stored once by content, and a session reads only what is its own."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from holdfast.core import facts
+from holdfast.core.errors import (
+    Corruption,
+    InvalidInput,
+    InvalidRef,
+    SessionNotFound,
+)
+from holdfast.core.heads import HeadDraft
+from holdfast.core.payloads import Slot, manifest, slot, slot_of_bytes, to_record
+from holdfast.stores.port import ROW_PAYLOAD_BYTES, InboxDraft, SessionStore
+from holdfast.stores.verify import verify
+from holdfast.testing.contract.place import ContractPlace, Place
+from holdfast.testing.driver import drive, view
+
+SIZES = (513, 5000, ROW_PAYLOAD_BYTES, ROW_PAYLOAD_BYTES + 1, 400_000)
+
+
+def text_of(size: int, letter: str = "t") -> Slot:
+    """Return a text of exactly this many bytes."""
+    return slot(letter * size, "message")
+
+
+class PayloadContract(ContractPlace):
+    """What a payload is and who may read it."""
+
+    @pytest.mark.parametrize("size", SIZES)
+    async def test_a_value_of_any_size_reads_back_after_a_reopen(
+        self, place: Place, store: SessionStore, size: int
+    ) -> None:
+        driver = await drive(store)
+        content = text_of(size)
+        event = await driver.say(content)
+        assert event.data["content"] == content.ref()
+        assert await store.get_payload("s-1", content.id) == content.data
+        store = await place.reopen(store)
+        assert await store.get_payload("s-1", content.id) == content.data
+        assert (await verify(store, "s-1")).payloads == 1
+
+    async def test_values_up_to_512_bytes_stand_in_the_event_itself(
+        self, store: SessionStore
+    ) -> None:
+        driver = await drive(store)
+        event = await driver.say(text_of(512))
+        assert event.data["content"]["$v"] == "t" * 512
+        assert (await store.read_events("s-1", after=1))[0] == event
+
+    async def test_a_payload_put_first_can_be_referred_to_without_its_bytes(
+        self, store: SessionStore
+    ) -> None:
+        driver = await drive(store)
+        for size in SIZES:
+            content = text_of(size)
+            bare = await store.put_payload("s-1", content)
+            assert bare == content
+            assert bare.data is None
+            await driver.say(bare)
+            assert await store.get_payload("s-1", content.id) == content.data
+        assert (await verify(store, "s-1")).ok
+
+    async def test_putting_the_same_payload_again_is_harmless(self, store: SessionStore) -> None:
+        driver = await drive(store)
+        for size in SIZES:
+            for _ in range(3):
+                await store.put_payload("s-1", text_of(size))
+            await driver.say(text_of(size))
+            await driver.say(text_of(size))
+        assert (await verify(store, "s-1")).payloads == len(SIZES)
+
+    async def test_a_value_referred_to_many_times_is_stored_once(self, store: SessionStore) -> None:
+        driver = await drive(store)
+        for number in range(5):
+            await driver.say(text_of(100_000))
+            other = await drive(store, f"o-{number}")
+            await other.say(text_of(100_000))
+        assert (await store.gc(dry_run=True, grace_seconds=0)).kept == 1
+
+    async def test_bytes_that_do_not_match_their_id_are_never_stored(
+        self, store: SessionStore
+    ) -> None:
+        driver = await drive(store)
+        before = await view(store, "s-1")
+        honest = text_of(5000)
+        for lie in (replace(honest, data=b"x" * 5000), replace(honest, size=4999)):
+            with pytest.raises(Corruption, match=honest.id):
+                await store.put_payload("s-1", lie)
+            with pytest.raises(Corruption, match=honest.id):
+                await driver.say(lie)
+        small = slot("yes", "message")
+        with pytest.raises(Corruption):
+            await driver.say(replace(small, data=b"no!"))
+        with pytest.raises(InvalidInput):
+            await store.put_payload("s-1", honest.bare())
+        assert await view(store, "s-1") == before
+        with pytest.raises(InvalidRef):
+            await store.get_payload("s-1", honest.id)
+
+    async def test_a_ref_to_nothing_is_refused(self, store: SessionStore) -> None:
+        driver = await drive(store)
+        nothing = text_of(5000).bare()
+        with pytest.raises(InvalidRef, match=nothing.id):
+            await driver.say(nothing)
+        with pytest.raises(InvalidRef):
+            await driver.append(facts.VarsCheckpointed(vars=nothing))
+        with pytest.raises(InvalidRef):
+            await driver.append(head=HeadDraft(kind="compaction", vars=nothing))
+        with pytest.raises(InvalidRef):
+            await store.create_session("s-2", facts.SessionStarted(settings=nothing))
+        with pytest.raises(SessionNotFound):
+            await store.load_state("s-2")
+        assert (await store.load_state("s-1")).seq == 1
+
+    @pytest.mark.parametrize("tenant", ["default", "other"])
+    @pytest.mark.parametrize("size", [600, ROW_PAYLOAD_BYTES + 1])
+    async def test_a_forged_ref_to_another_sessions_payload_is_refused(
+        self, store: SessionStore, tenant: str, size: int
+    ) -> None:
+        secret = text_of(size, "s")
+        victim = await drive(store, "victim", facts.SessionStarted(tenant=tenant))
+        await victim.say(secret)
+        thief = await drive(store, "thief")
+        with pytest.raises(InvalidRef, match=secret.id):
+            await store.get_payload("thief", secret.id)
+        with pytest.raises(InvalidRef, match=secret.id):
+            await thief.say(secret.bare())
+        names = manifest({"x": secret.ref()}, "vars")
+        with pytest.raises(InvalidRef, match=secret.id):
+            await thief.append(facts.VarsCheckpointed(vars=names))
+        with pytest.raises(InvalidRef, match=secret.id):
+            await store.create_session("thief-2", facts.SessionStarted(settings=secret.bare()))
+        with pytest.raises(InvalidRef):
+            await store.erase("thief", secret.id, "theft")
+        with pytest.raises(InvalidRef, match=secret.id):
+            await store.get_payload("thief", secret.id)
+        assert await store.get_payload("victim", secret.id) == secret.data
+
+    async def test_a_manifest_that_was_put_first_proves_its_parts_as_well(
+        self, store: SessionStore
+    ) -> None:
+        secret = text_of(5000, "s")
+        victim = await drive(store, "victim")
+        await victim.say(secret)
+        thief = await drive(store, "thief")
+        bare = await store.put_payload("thief", manifest({"x": secret.ref()}, "vars"))
+        with pytest.raises(InvalidRef, match=secret.id):
+            await thief.append(facts.VarsCheckpointed(vars=bare))
+        with pytest.raises(InvalidRef, match=secret.id):
+            await store.get_payload("thief", secret.id)
+        mine = text_of(6000, "m")
+        await store.put_payload("thief", mine)
+        good = await store.put_payload("thief", manifest({"x": mine.ref()}, "vars"))
+        await thief.append(facts.VarsCheckpointed(vars=good))
+        assert await store.get_payload("thief", mine.id) == mine.data
+        assert (await verify(store, "thief")).ok
+
+    async def test_adopting_needs_a_session_of_the_same_tenant_that_has_the_payload(
+        self, store: SessionStore
+    ) -> None:
+        part, whole = text_of(5000, "p"), text_of(70_000, "w")
+        names = manifest({"a": to_record(part), "b": to_record(whole)}, "transcript")
+        source = await drive(store, "source", facts.SessionStarted(tenant="t-1"))
+        await source.append(facts.VarsCheckpointed(vars=names), payloads=[part, whole])
+        started = facts.SessionStarted(
+            tenant="t-1", kind="fork", transcript=replace(names, data=None)
+        )
+        with pytest.raises(InvalidRef):
+            await store.create_session("fork", started)
+        with pytest.raises(InvalidRef):
+            await store.create_session("fork", replace(started, tenant="t-2"), adopt_from="source")
+        await store.create_session("fork", started, adopt_from="source")
+        await store.release(source.lease)
+        await store.delete("source")
+        await store.gc(grace_seconds=0)
+        for item in (names, part, whole):
+            assert await store.get_payload("fork", item.id) == item.data
+        assert (await verify(store, "fork")).ok
+
+    async def test_an_append_may_adopt_what_another_session_has(self, store: SessionStore) -> None:
+        secret = text_of(5000, "s")
+        child = await drive(store, "child")
+        await child.say(secret)
+        parent = await drive(store, "parent")
+        with pytest.raises(SessionNotFound):
+            await parent.append(parent.message(secret.bare()), adopt_from="nobody")
+        other = text_of(5000, "o").bare()
+        with pytest.raises(InvalidRef):
+            await parent.append(parent.message(other), adopt_from="child")
+        await parent.append(parent.message(secret.bare()), adopt_from="child")
+        assert await store.get_payload("parent", secret.id) == secret.data
+
+    async def test_user_data_shaped_like_a_ref_grants_nothing_and_reads_back(
+        self, store: SessionStore
+    ) -> None:
+        secret = text_of(5000, "s")
+        victim = await drive(store, "victim", facts.SessionStarted(tenant="other"))
+        await victim.say(secret)
+        driver = await drive(store)
+        for padding in ("", "p" * 600):
+            for shape in (secret.ref(), {"$v": "x"}, [secret.ref()], str(secret.ref())):
+                value = [shape, padding]
+                item = slot(value, "message")
+                event = await driver.say(item)
+                content = event.fact().content  # type: ignore[attr-defined]
+                data = content.data or await store.get_payload("s-1", item.id)
+                assert slot_of_bytes("json", data, "message").value() == value
+        await store.put_inbox(
+            "s-1", InboxDraft("k", "message", content=slot([secret.ref()], "message"))
+        )
+        with pytest.raises(InvalidRef):
+            await store.get_payload("s-1", secret.id)
+        assert (await verify(store, "s-1")).ok
+
+    async def test_equal_bytes_of_two_tenants_are_two_payloads(self, store: SessionStore) -> None:
+        one = await drive(store, "one", facts.SessionStarted(tenant="t-1"))
+        two = await drive(store, "two", facts.SessionStarted(tenant="t-2"))
+        content = text_of(5000)
+        await one.say(content)
+        with pytest.raises(InvalidRef):
+            await two.say(content.bare())
+        await two.say(content)
+        await store.release(one.lease)
+        await store.delete("one")
+        await store.gc(grace_seconds=0)
+        assert await store.get_payload("two", content.id) == content.data
