@@ -223,6 +223,7 @@ class LeafCalled(Fact):
     request: Slot
     item: int = 0  # position in a map_lm
     width: int = 1  # how many items the call has
+    files: list[list[str]] = field(default_factory=list)  # path and digest read before the call
     reply: Slot | None = None
     error: Slot | None = None
     model: str | None = None
@@ -248,6 +249,7 @@ class CallRequested(Fact):
     eval: int | None = None
     digest: str | None = None
     occurrence: int | None = None
+    files: list[list[str]] = field(default_factory=list)  # path and digest read before the call
     approval: bool = False
     deadline: str | None = None
     child: str | None = None

@@ -52,6 +52,12 @@ class OpenTurn:
     step_seq: int = 0
     evals: int = 0  # cells of the present step that are stored
     driven_ms: int = 0  # recorded time of model calls and cells
+    cell_at: str = ""  # when the next cell of the present step starts, for its clock
+    usd: str = "0"  # the session's spend when the turn began
+    input_tokens: int = 0
+    output_tokens: int = 0
+    unknown_usd: int = 0
+    unknown_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,23 +78,29 @@ class PendingCall:
 
 @dataclass(frozen=True, slots=True)
 class Spend:
-    """What the session has used; `unknown` counts the calls whose cost nobody knows."""
+    """What the session has used; `unknown_…` counts the calls of which nobody knows."""
 
     usd: str = "0"
-    tokens: int = 0
+    input_tokens: int = 0
+    output_tokens: int = 0
     unknown_usd: int = 0
     unknown_tokens: int = 0
 
+    @property
+    def tokens(self) -> int:
+        """Return all tokens that are known."""
+        return self.input_tokens + self.output_tokens
+
     def plus(self, usd: str | None, usage: facts.Usage | None) -> Spend:
         """Return the spend with one more model call."""
-        parts = [] if usage is None else [usage.get("input_tokens"), usage.get("output_tokens")]
-        known = [part for part in parts if part is not None]
-        complete = len(known) == 2
+        asked = None if usage is None else usage.get("input_tokens")
+        answered = None if usage is None else usage.get("output_tokens")
         return Spend(
             usd=self.usd if usd is None else str(Decimal(self.usd) + Decimal(usd)),
-            tokens=self.tokens + sum(known),
+            input_tokens=self.input_tokens + (asked or 0),
+            output_tokens=self.output_tokens + (answered or 0),
             unknown_usd=self.unknown_usd + (usd is None),
-            unknown_tokens=self.unknown_tokens + (not complete),
+            unknown_tokens=self.unknown_tokens + (asked is None or answered is None),
         )
 
 
@@ -127,6 +139,21 @@ class State:
     def next(self, counter: str) -> int:
         """Return the number that the next entity of a kind gets."""
         return self.counters.get(counter, 0) + 1
+
+
+    def turn_spend(self) -> tuple[facts.Usage, str | None]:
+        """Return what the open turn has used so far; None is unknown."""
+        turn = self.turn
+        if turn is None:
+            return {"input_tokens": None, "output_tokens": None}, None
+        spend = self.spend
+        known = spend.unknown_tokens == turn.unknown_tokens
+        usage: facts.Usage = {
+            "input_tokens": spend.input_tokens - turn.input_tokens if known else None,
+            "output_tokens": spend.output_tokens - turn.output_tokens if known else None,
+        }
+        known_usd = spend.unknown_usd == turn.unknown_usd
+        return usage, str(Decimal(spend.usd) - Decimal(turn.usd)) if known_usd else None
 
 
 def empty(session: str) -> State:
@@ -185,7 +212,17 @@ def _started(state: State, fact: Any, event: Event) -> dict[str, Any]:
 
 
 def _turn_started(state: State, fact: Any, event: Event) -> dict[str, Any]:
-    turn = OpenTurn(fact.turn, event.seq, event.at)
+    spend = state.spend
+    turn = OpenTurn(
+        fact.turn,
+        event.seq,
+        event.at,
+        usd=spend.usd,
+        input_tokens=spend.input_tokens,
+        output_tokens=spend.output_tokens,
+        unknown_usd=spend.unknown_usd,
+        unknown_tokens=spend.unknown_tokens,
+    )
     return {
         "turn": turn,
         "counters": _count(state, "turn", fact.turn),
@@ -239,6 +276,7 @@ def _step_put(state: State, fact: Any, event: Event) -> dict[str, Any]:
             step_seq=event.seq,
             steps=state.turn.steps - lost,
             driven_ms=state.turn.driven_ms + (fact.latency_ms or 0),
+            cell_at=event.at,
         )
     return changes
 
@@ -257,6 +295,7 @@ def _eval_added(state: State, fact: Any, event: Event) -> dict[str, Any]:
             state.turn,
             evals=state.turn.evals + 1,
             driven_ms=state.turn.driven_ms + (fact.elapsed_ms or 0),
+            cell_at=event.at,
         )
     return changes
 

@@ -44,7 +44,34 @@ class Journal:
         consumes: Sequence[str] = (),
         payloads: Sequence[Slot] = (),
     ) -> Appended:
-        """Append the facts that `build` makes of the present state, as one batch."""
+        """Append the facts that `build` makes of the present state, as one batch.
+
+        A cancelled caller leaves only once the batch is settled and folded, so that the state
+        here always equals what a reopen would show.
+        """
+        work = asyncio.ensure_future(self._append(build, head, edges, consumes, payloads))
+        cancelled = False
+        while not work.done():
+            try:
+                await asyncio.shield(work)
+            except asyncio.CancelledError:
+                cancelled = True
+            except Exception:
+                break
+        if cancelled:
+            if not work.cancelled():
+                work.exception()
+            raise asyncio.CancelledError
+        return work.result()
+
+    async def _append(
+        self,
+        build: Build,
+        head: HeadDraft | None,
+        edges: Sequence[EdgeDraft],
+        consumes: Sequence[str],
+        payloads: Sequence[Slot],
+    ) -> Appended:
         async with self._lock:
             facts = build(self.state)
 

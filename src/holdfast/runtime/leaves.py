@@ -18,7 +18,14 @@ from holdfast.core.errors import ModelError
 from holdfast.core.facts import LeafCalled
 from holdfast.core.messages import user
 from holdfast.core.payloads import slot
-from holdfast.kernels.port import Encoded, HostAnswer, HostCall, HostFunction, RecordedCall
+from holdfast.kernels.port import (
+    Encoded,
+    FileRead,
+    HostAnswer,
+    HostCall,
+    HostFunction,
+    RecordedCall,
+)
 from holdfast.models.port import Model, ModelReply, ModelRequest
 from holdfast.runtime import governor
 from holdfast.runtime.journal import Journal
@@ -37,6 +44,16 @@ def nanoseconds(at: str) -> int:
     """Return a record's time as nanoseconds, for the clock inside a cell."""
     moment = datetime.fromisoformat(at)
     return int(moment.timestamp()) * 1_000_000_000 + moment.microsecond * 1000
+
+
+def read_before(call: HostCall) -> list[list[str]]:
+    """Return the files that a cell read before a call, as a fact stores them."""
+    return [[item.path, item.digest] for item in call.files]
+
+
+def files_of(stored: list[list[str]]) -> tuple[FileRead, ...]:
+    """Return stored file reads as a kernel takes them."""
+    return tuple(FileRead(path, digest) for path, digest in stored)
 
 
 @dataclass(slots=True)
@@ -75,7 +92,8 @@ class Leaves:
             if len(items) == width:
                 self._issued += width
                 answer = await self._answer(key[0], items, last)
-            calls.append((last, RecordedCall(*key, pure=False, answer=answer)))
+            files = files_of(items[0][1].files) if 0 in items else ()
+            calls.append((last, RecordedCall(*key, pure=False, answer=answer, files=files)))
         return [call for _, call in sorted(calls, key=lambda pair: pair[0])]
 
     async def call(self, call: HostCall) -> HostAnswer:
@@ -152,6 +170,7 @@ class Leaves:
                     occurrence=call.ordinal,
                     item=item,
                     width=width,
+                    files=read_before(call) if item == 0 else [],
                     status="ok" if reply else "error",
                     request=slot(asked, "request"),
                     reply=slot(reply.message.text, "reply") if reply else None,

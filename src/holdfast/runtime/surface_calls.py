@@ -24,7 +24,7 @@ from holdfast.core.payloads import slot, slot_of_bytes
 from holdfast.kernels.port import Encoded, HostAnswer, HostCall, RecordedCall
 from holdfast.kernels.surfaces import Surface, SurfaceFunction, find
 from holdfast.runtime.journal import Journal
-from holdfast.runtime.leaves import nanoseconds
+from holdfast.runtime.leaves import files_of, nanoseconds, read_before
 
 call_id_of_this_call: ContextVar[str] = ContextVar("holdfast_call_id")
 """Inside a surface function: the id to use as an idempotency key."""
@@ -58,7 +58,8 @@ class SurfaceCalls:
         for key, request in self.requested.items():
             at, outcome = self.resolved.get(request.call_id, ("~", None))
             answer = None if outcome is None else await self._answer(at, outcome)
-            calls.append((at, RecordedCall(*key, pure=False, answer=answer)))
+            files = files_of(request.files)
+            calls.append((at, RecordedCall(*key, pure=False, answer=answer, files=files)))
         return [call for _, call in sorted(calls, key=lambda pair: pair[0])]
 
     async def call(self, call: HostCall) -> HostAnswer:
@@ -86,6 +87,7 @@ class SurfaceCalls:
                         eval=self.eval,
                         digest=call.digest,
                         occurrence=call.ordinal,
+                        files=read_before(call),
                     )
                 ]
             )
@@ -111,7 +113,11 @@ class SurfaceCalls:
                 result = await asyncio.to_thread(function.call, *call.args, **call.kwargs)
             return "ok", Encoded(*values.encode(result)), None
         except UnsupportedValue as error:
-            return "error", None, f"TypeError: {call.function} returned what cannot be kept: {error}"
+            return (
+                "error",
+                None,
+                f"TypeError: {call.function} returned what cannot be kept: {error}",
+            )
         except Exception as error:
             return "error", None, f"{type(error).__name__}: {error}"
         finally:

@@ -1,0 +1,95 @@
+"""Which kernel: `auto` takes the strongest confinement there is, and says which it chose.
+
+On Linux with Landlock and seccomp that is `cpython`, confined by the operating system; elsewhere
+`monty`, confined by its language. Running model-written code without confinement needs a switch of
+its own, and a profile that requires `os` is refused where there is none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+from dataclasses import dataclass
+
+from holdfast.core.capability import Capability
+from holdfast.core.errors import ConfinementMissing, InvalidSettings
+from holdfast.kernels import confinement
+from holdfast.kernels.port import Kernel
+
+NAMES = ("cpython", "monty")
+_STRENGTH = {"none": 0, "language": 1, "os": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The engine that was chosen, and what the model is told about it."""
+
+    name: str
+    kernel: Kernel
+    card: str
+
+    @property
+    def confinement(self) -> str:
+        """Return how cells are confined: os, language or none."""
+        return self.kernel.flags.confinement
+
+
+class Kernels:
+    """The engines of one runtime, made when first needed."""
+
+    def __init__(self, *, allow_unconfined: bool = False) -> None:
+        self._allow_unconfined = allow_unconfined
+        self._made: dict[str, Choice] = {}
+        self._lock = asyncio.Lock()
+
+    async def choose(self, name: str, capability: Capability | None = None) -> Choice:
+        """Return an engine by name, or the best one for `auto`; refuse one that is too weak."""
+        async with self._lock:
+            engine = self._best() if name == "auto" else name
+            if engine not in NAMES:
+                raise InvalidSettings(f"kernel {name!r} is none of auto, {', '.join(NAMES)}")
+            choice = self._made.get(engine)
+            if choice is None:
+                choice = self._made[engine] = await asyncio.to_thread(self._make, engine)
+        if capability is not None:
+            _require(choice, capability.confinement)
+        return choice
+
+    async def close(self) -> None:
+        """Stop every worker."""
+        made, self._made = list(self._made.values()), {}
+        for choice in made:
+            await choice.kernel.close()
+
+    def _best(self) -> str:
+        missing = confinement.available().missing
+        if not missing or self._allow_unconfined:
+            return "cpython"
+        if importlib.util.find_spec("pydantic_monty") is not None:
+            return "monty"
+        raise ConfinementMissing(
+            f"this machine cannot confine a worker ({'; '.join(missing)}) and the monty engine is "
+            "not installed: pip install 'holdfast[monty]', or allow unconfined code explicitly"
+        )
+
+    def _make(self, engine: str) -> Choice:
+        if engine == "monty":
+            from holdfast.kernels.monty import CARD, MontyKernel
+
+            return Choice(engine, MontyKernel(), CARD)
+        from holdfast.kernels.cpython import CARD as CPYTHON_CARD
+        from holdfast.kernels.cpython import CpythonKernel
+
+        confined = not (self._allow_unconfined and confinement.available().missing)
+        return Choice(engine, CpythonKernel(confined=confined), CPYTHON_CARD)
+
+
+def _require(choice: Choice, wanted: str) -> None:
+    if _STRENGTH[choice.confinement] < _STRENGTH[wanted]:
+        raise ConfinementMissing(
+            f"confinement {wanted!r} is required, but kernel {choice.name!r} has "
+            f"{choice.confinement!r} here; use a machine with Landlock and seccomp, or a profile "
+            "that accepts less",
+            required=wanted,
+            available=choice.confinement,
+        )

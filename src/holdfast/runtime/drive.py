@@ -1,0 +1,403 @@
+"""The drive: one holder of a session's lease working a turn to its end.
+
+The loop is one function of the log's state. A fresh turn and a revived one take the same path: the
+phase of the open turn says what is due next, so whatever a kill left unfinished is taken up where
+the log stands and nothing that is stored is done again. Every outcome settles in one batch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+from holdfast.core import facts
+from holdfast.core.errors import ModelError
+from holdfast.core.facts import Fact, MessageAppended, StepPut, StepStarted, TurnPut
+from holdfast.core.heads import EdgeDraft, HeadDraft
+from holdfast.core.messages import observation
+from holdfast.core.payloads import Slot, slot
+from holdfast.core.state import OpenTurn, State
+from holdfast.kernels.port import KernelSession
+from holdfast.kernels.surfaces import Surface, transient_text
+from holdfast.models.errors import ModelTimeout
+from holdfast.models.port import Delta, Model, ModelReply, ModelRequest
+from holdfast.runtime import governor
+from holdfast.runtime.blueprint import Blueprint
+from holdfast.runtime.evaluation import Evaluated, Evaluation
+from holdfast.runtime.governor import Excess
+from holdfast.runtime.journal import Journal
+from holdfast.runtime.leaves import Leaves
+from holdfast.runtime.results import (
+    BudgetExceeded,
+    Failed,
+    Final,
+    Suspended,
+    TimedOut,
+    TurnResult,
+)
+from holdfast.runtime.surface_calls import SurfaceCalls
+from holdfast.runtime.transcript import Transcript, message_slots
+from holdfast.stores.port import Transient
+
+logger = logging.getLogger("holdfast.runtime")
+
+_T = TypeVar("_T")
+_R = TypeVar("_R", bound=TurnResult)
+
+
+class DrivingTimeUsedUp(Exception):
+    """The turn has been driven for as long as it may."""
+
+
+@dataclass(slots=True)
+class Drive:
+    """What a turn is worked with."""
+
+    journal: Journal
+    blueprint: Blueprint
+    transcript: Transcript
+    kernel: KernelSession
+    engine: str
+    model: Model
+    leaf_model: Model
+    leaf_gate: asyncio.Semaphore
+    surfaces: tuple[Surface, ...]
+    revived: bool = False
+
+    @property
+    def state(self) -> State:
+        """Return where the log stands."""
+        return self.journal.state
+
+    async def turn(self) -> TurnResult:
+        """Work the open turn until it settles or waits for someone."""
+        while True:
+            turn = self.state.turn
+            assert turn is not None
+            if self.state.status == "suspended":
+                return self._result(Suspended, self._end("open"), calls=tuple(self.state.calls))
+            try:
+                if turn.phase == "asking":
+                    await self._settle_lost_step(turn)
+                elif turn.phase == "replied":
+                    result = await self._within_time(self._evaluate(turn))
+                    if result is not None:
+                        return result
+                else:
+                    result = await self._step(turn)
+                    if result is not None:
+                        return result
+            except DrivingTimeUsedUp:
+                return await self._out_of_time()
+
+    async def _step(self, turn: OpenTurn) -> TurnResult | None:
+        context = self.transcript.tokens + len(self.blueprint.prompt) // 4
+        excess = governor.before_step(self.blueprint.settings, self.state, context)
+        if excess is not None:
+            return await self._exceed(excess)
+        settings = self.blueprint.settings
+        ordinal = self.state.counters.get("answered", 0)
+        await self.journal.append(
+            lambda state: [
+                StepStarted(
+                    step=state.next("step"),
+                    turn=turn.turn,
+                    ordinal=ordinal,
+                    model=self.model.name,
+                    reserved_tokens=governor.reservation_tokens(settings, context),
+                )
+            ]
+        )
+        try:
+            reply = await self._within_time(self._ask(ordinal, context))
+        except ModelError as error:
+            return await self._model_failed(error)
+        await self._store_reply(reply)
+        return None
+
+    def _ask(self, ordinal: int, context: int) -> Awaitable[ModelReply]:
+        settings = self.blueprint.settings
+        messages = tuple(self.transcript.messages)
+        note = "\n\n".join(
+            text
+            for text in (
+                governor.warning(settings, self.state, context),
+                transient_text(self.surfaces),
+            )
+            if text
+        )
+        if note:
+            messages = (*messages, observation(note))
+        request = ModelRequest(
+            messages=messages,
+            system=self.blueprint.prompt,
+            purpose="step",
+            session_id=self.journal.session,
+            ordinal=ordinal,
+            first_user_text=self.transcript.first_user_text,
+            cache_id=self.state.cache_id,
+            max_output_tokens=settings.max_output_tokens or None,
+            deadline_seconds=settings.call_timeout_seconds,
+        )
+
+        def on_delta(delta: Delta) -> None:
+            data = {"kind": delta.kind, "text": delta.text}
+            self.journal.store.notify(Transient(self.journal.session, "delta.token", data))
+
+        return self.model.request(request, on_delta=on_delta)
+
+    async def _store_reply(self, reply: ModelReply) -> None:
+        turn = self.state.turn
+        assert turn is not None
+        content, parts = message_slots(reply.message)
+        attempts = [attempt.to_record() for attempt in reply.attempts]
+        await self.journal.append(
+            lambda state: [
+                MessageAppended(
+                    message=state.next("message"),
+                    role="assistant",
+                    content=content,
+                    turn=turn.turn,
+                    step=turn.step,
+                ),
+                StepPut(
+                    step=turn.step,
+                    turn=turn.turn,
+                    status="replied",
+                    model=reply.model,
+                    usage=reply.usage.to_record(),
+                    cost_usd=reply.cost_usd,
+                    price_table=reply.price_table,
+                    latency_ms=reply.latency_ms,
+                    finish_reason=reply.finish_reason,
+                    attempts=slot(attempts, "reply") if attempts else None,
+                ),
+            ],
+            payloads=parts,
+        )
+        self.transcript.add(reply.message)
+
+    async def _evaluate(self, turn: OpenTurn) -> TurnResult | None:
+        evaluation = Evaluation(
+            journal=self.journal,
+            kernel=self.kernel,
+            engine=self.engine,
+            leaves=lambda known: Leaves(
+                journal=self.journal,
+                model=self.leaf_model,
+                settings=self.blueprint.settings,
+                gate=self.leaf_gate,
+                first_user_text=self.transcript.first_user_text,
+                cache_id=self.state.cache_id,
+                turn=turn.turn,
+                step=turn.step,
+                eval=self.state.next("eval"),
+                recorded=known,
+            ),
+            surfaces=lambda: SurfaceCalls(
+                journal=self.journal,
+                surfaces=self.surfaces,
+                turn=turn.turn,
+                step=turn.step,
+                eval=self.state.next("eval"),
+                renew=lambda: self.journal.store.renew(self.journal.lease),
+            ),
+            revived=self.revived,
+        )
+        self.revived = False
+        done = await evaluation.run(self.transcript.messages[-1].text)
+        return await self._observe(done)
+
+    async def _observe(self, done: Evaluated) -> TurnResult | None:
+        """Append the last cell with the observation and, after FINAL, the end of the turn."""
+        turn = self.state.turn
+        assert turn is not None
+        message = observation(done.observation)
+        content, parts = message_slots(message)
+        end = None if done.final is None else self._end("final", final=done.final)
+
+        def batch(state: State) -> list[Fact]:
+            seen = MessageAppended(
+                message=state.next("message"),
+                role="observation",
+                content=content,
+                turn=turn.turn,
+                step=turn.step,
+            )
+            return [*done.facts, seen, *([end] if end else [])]
+
+        head, edges = None, list[EdgeDraft]()
+        if done.final is not None:
+            kept = done.vars or self.state.vars
+            head = HeadDraft(kind="turn_final", turn=turn.turn, vars=kept, final=done.final)
+            edges = self._lineage()
+        await self.journal.append(batch, head=head, edges=edges, payloads=[*done.payloads, *parts])
+        self.transcript.add(message)
+        if done.final is None or end is None:
+            return None
+        return self._result(Final, end, value=done.final.value())
+
+    def _lineage(self) -> list[EdgeDraft]:
+        """Return the edge that a fork's first head brings."""
+        origin = self.state.origin
+        if origin is None or self.state.derived:
+            return []
+        return [
+            EdgeDraft(
+                type="derivation",
+                from_session=origin["session"],
+                from_head=origin["head"],
+                to_session=self.journal.session,
+            )
+        ]
+
+    async def _settle_lost_step(self, turn: OpenTurn) -> None:
+        """Settle a call whose reply a crash took with it, at what was set aside for it."""
+        events = await self.journal.store.read_events(
+            self.journal.session, after=turn.step_seq - 1, before=turn.step_seq + 1
+        )
+        started = events[0].fact()
+        assert isinstance(started, StepStarted)
+        await self.journal.append(
+            lambda _: [
+                StepPut(
+                    step=turn.step,
+                    turn=turn.turn,
+                    status="unknown",
+                    model=started.model,
+                    cost_usd=started.reserved_usd,
+                    usage=None,
+                    error=_error("lost", "the process ended while the model was being asked"),
+                )
+            ]
+        )
+
+    async def _model_failed(self, error: ModelError) -> TurnResult:
+        turn = self.state.turn
+        assert turn is not None
+        attempts = [attempt.to_record() for attempt in getattr(error, "attempts", ())]
+        cost_usd, usage = governor.spent_on_failure(error.code)
+        step = StepPut(
+            step=turn.step,
+            turn=turn.turn,
+            status="failed",
+            model=self.model.name,
+            cost_usd=cost_usd,
+            usage=usage,
+            attempts=slot(attempts, "reply") if attempts else None,
+            error=_error(error.code, str(error)),
+        )
+        timed_out = isinstance(error, ModelTimeout)
+        kind: type[TurnResult] = TimedOut if timed_out else Failed
+        extra = {"error": str(error)} if timed_out else {"error": str(error), "code": error.code}
+        status = "timed_out" if timed_out else "failed"
+        return await self._settle(kind, status, [step], _error(error.code, str(error)), **extra)
+
+    async def _exceed(self, excess: Excess) -> TurnResult:
+        fact = facts.BudgetExceeded(limit=excess.limit, used=excess.used, allowed=excess.allowed)
+        return await self._settle(
+            BudgetExceeded,
+            "budget_exceeded",
+            [fact],
+            _error("budget_exceeded", excess.message),
+            limit=excess.limit,
+            used=excess.used,
+            allowed=excess.allowed,
+            error=excess.message,
+        )
+
+    async def _out_of_time(self) -> TurnResult:
+        turn = self.state.turn
+        assert turn is not None
+        text = f"the turn was driven for its {self.blueprint.settings.turn_seconds} seconds"
+        lost: list[Fact] = []
+        if turn.phase == "asking":
+            lost = [
+                StepPut(
+                    step=turn.step, turn=turn.turn, status="failed", error=_error("timed_out", text)
+                )
+            ]
+        return await self._settle(
+            TimedOut, "timed_out", lost, _error("timed_out", text), error=text
+        )
+
+    async def fail(self, code: str, message: str) -> TurnResult:
+        """Settle the open turn as failed."""
+        return await self._settle(
+            Failed, "failed", [], _error(code, message), error=message, code=code
+        )
+
+    async def _settle(
+        self,
+        kind: type[TurnResult],
+        status: str,
+        before: Sequence[Fact],
+        problem: Slot,
+        **extra: Any,
+    ) -> TurnResult:
+        end = self._end(status, before, error=problem)
+        await self.journal.append(lambda _: [*before, end])
+        return self._result(kind, end, **extra)
+
+    def _end(
+        self,
+        status: str,
+        before: Sequence[Fact] = (),
+        *,
+        final: Slot | None = None,
+        error: Slot | None = None,
+    ) -> TurnPut:
+        """Return the fact that settles the turn; `before` are facts of the same batch."""
+        state = self.state
+        turn = state.turn
+        assert turn is not None
+        for fact in before:
+            if isinstance(fact, StepPut):
+                state = replace(state, spend=state.spend.plus(fact.cost_usd, fact.usage))
+        usage, cost_usd = state.turn_spend()
+        return TurnPut(
+            turn=turn.turn,
+            status=status,
+            steps=turn.steps,
+            final=final,
+            error=error,
+            usage=usage,
+            cost_usd=cost_usd,
+            elapsed_ms=turn.driven_ms,
+        )
+
+    def _result(self, kind: type[_R], end: TurnPut, **extra: Any) -> _R:
+        return kind(
+            session=self.journal.session,
+            turn=end.turn,
+            steps=end.steps,
+            usage=end.usage or {},
+            cost_usd=end.cost_usd,
+            head=self.state.head,
+            **extra,
+        )
+
+    async def _within_time(self, work: Awaitable[_T]) -> _T:
+        """Await work for as long as the turn may still be driven."""
+        left = governor.seconds_left(self.blueprint.settings, self.state)
+        try:
+            async with asyncio.timeout(left) as clock:
+                return await work
+        except TimeoutError:
+            if clock.expired():
+                raise DrivingTimeUsedUp from None
+            raise
+
+    async def interrupted(self) -> None:
+        """Record that driving was broken off on purpose; the turn stays open."""
+        if self.state.turn is not None:
+            text = "driving was broken off; resume goes on from here"
+            end = self._end("interrupted", error=_error("interrupted", text))
+            await self.journal.append(lambda _: [end])
+
+
+def _error(code: str, message: str) -> Slot:
+    return slot({"code": code, "message": message}, "error")

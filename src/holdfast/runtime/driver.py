@@ -1,0 +1,412 @@
+"""The driver: from taking a session's lease to giving it back.
+
+It brings together what a drive needs (blueprint, transcript, namespace), opens turns, revives what
+an earlier driver left, takes queued messages and stop requests out of the inbox, and records an
+interruption when it is broken off. What it built is kept warm for the next driver of this process
+and dropped if the log has moved meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from holdfast.core import facts, messages
+from holdfast.core.capability import Capability
+from holdfast.core.errors import AgentMissing, SessionBusy
+from holdfast.core.facts import Fact, MessageAppended, TurnStarted, VarsCheckpointed
+from holdfast.core.messages import Message, Text
+from holdfast.core.payloads import slot
+from holdfast.core.state import State
+from holdfast.kernels.choose import Choice, Kernels
+from holdfast.kernels.port import Encoded, KernelLimits, KernelSession, KernelSettings
+from holdfast.kernels.surfaces import Surface, host_functions
+from holdfast.models.port import Model
+from holdfast.runtime import blueprint as blueprints
+from holdfast.runtime import governor, inputs, leaves
+from holdfast.runtime.agent import Agent
+from holdfast.runtime.blueprint import Blueprint
+from holdfast.runtime.drive import Drive
+from holdfast.runtime.evaluation import checkpoint_slots
+from holdfast.runtime.journal import Journal, hydrate
+from holdfast.runtime.results import BudgetExceeded, Failed, Stopped, Suspended, TurnResult
+from holdfast.runtime.transcript import Transcript, load_transcript, message_slots
+from holdfast.stores.port import InboxItem, Lease, SessionStore
+
+logger = logging.getLogger("holdfast.runtime")
+
+REVIVALS_WITHOUT_OUTCOME = 2
+INBOX_LOOK_SECONDS = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A message to work on, with its inputs."""
+
+    message: Message
+    inputs: dict[str, Any] = field(default_factory=dict)
+    admitted: InboxItem | None = None
+
+    def to_value(self) -> dict[str, Any]:
+        """Return the form in which a queued message waits in the inbox."""
+        record, binaries = messages.to_record(self.message)
+        return {"message": record, "binaries": binaries, "inputs": self.inputs}
+
+    @classmethod
+    def from_value(cls, value: Any, item: InboxItem) -> Work:
+        """Return the work that an inbox item asks for."""
+        message = messages.from_record(value["message"], value["binaries"])
+        return cls(message, value["inputs"], item)
+
+
+@dataclass(slots=True)
+class Warm:
+    """What a driver built, for the next one; of use only where the log still ends in `digest`."""
+
+    digest: str
+    blueprint: Blueprint
+    transcript: Transcript
+    kernel: KernelSession
+    choice: Choice
+    surfaces: tuple[Surface, ...]
+
+
+class Driver:
+    """The holder of one session's lease."""
+
+    def __init__(
+        self,
+        *,
+        store: SessionStore,
+        lease: Lease,
+        state: State,
+        agent: Agent | None,
+        model: Callable[[str], Model],
+        kernels: Kernels,
+        leaf_gate: asyncio.Semaphore,
+        warm: Warm | None = None,
+    ) -> None:
+        self.lease = lease
+        self.journal = Journal(store, lease, state)
+        self.has_queued = False
+        self.warm = warm
+        self._store = store
+        self._agent = agent
+        self._model = model
+        self._kernels = kernels
+        self._leaf_gate = leaf_gate
+        self._active: Drive | None = None
+
+    @property
+    def state(self) -> State:
+        """Return where the log stands."""
+        return self.journal.state
+
+    async def send(self, work: Work) -> TurnResult:
+        """Finish what is open, then work one message until a terminal outcome."""
+        ended = await self._ended()
+        if ended is not None:
+            return ended
+        if self.state.turn is not None:
+            result = await self._revive(force=False)
+            if isinstance(result, Suspended):
+                raise SessionBusy(
+                    f"session {self.lease.session!r} waits for {', '.join(result.calls)}; answer "
+                    "first, or send with when_busy='queue'"
+                )
+            if self.state.turn is not None or isinstance(result, Stopped):
+                return result
+        return await self._work(work)
+
+    async def resume(self, *, force: bool) -> TurnResult | None:
+        """Go on with what is open, then with queued messages; None if there was nothing."""
+        result = await self._ended()
+        if result is not None:
+            return result
+        if self.state.turn is not None:
+            result = await self._revive(force=force)
+        while self.state.turn is None and self.state.status == "idle":
+            queued = await self._queued()
+            if queued is None:
+                break
+            result = await self._work(queued)
+        return result
+
+    async def settle_stop(self) -> Stopped | None:
+        """End the session if someone asked for it; None if nobody did."""
+        item = await self._stop_item()
+        if item is None:
+            return None
+        turn = self.state.turn
+        end: list[Fact] = []
+        result = Stopped(session=self.lease.session, head=self.state.head)
+        if turn is not None:
+            usage, cost_usd = self.state.turn_spend()
+            error = slot({"code": "stopped", "message": "the session was stopped"}, "error")
+            if turn.phase == "asking":
+                end.append(
+                    facts.StepPut(step=turn.step, turn=turn.turn, status="failed", error=error)
+                )
+            end += [
+                facts.CallResolved(call_id=call_id, outcome="cancelled")
+                for call_id in self.state.calls
+            ]
+            end.append(
+                facts.TurnPut(
+                    turn=turn.turn,
+                    status="stopped",
+                    steps=turn.steps,
+                    error=error,
+                    usage=usage,
+                    cost_usd=cost_usd,
+                )
+            )
+            result = Stopped(
+                session=self.lease.session,
+                turn=turn.turn,
+                steps=turn.steps,
+                usage=usage,
+                cost_usd=cost_usd,
+                head=self.state.head,
+            )
+        await self.journal.append(
+            lambda _: [_admitted(item), facts.SessionStopRequested(), *end, facts.SessionStopped()],
+            consumes=[item.key],
+        )
+        return result
+
+    async def close(self) -> None:
+        """Give the lease back; what was built stays warm."""
+        if self.warm is not None:
+            self.warm.digest = self.state.digest
+        self.has_queued = self.state.status == "idle" and await self._queued() is not None
+        await self._store.release(self.lease)
+
+    async def _ended(self) -> TurnResult | None:
+        """Return the result of a session that is over, or that someone asked to stop."""
+        if self.state.status == "stopped":
+            return Stopped(session=self.lease.session, head=self.state.head)
+        if self.state.status == "failed":
+            return Failed(
+                session=self.lease.session,
+                head=self.state.head,
+                error="the session has failed; fork it from a head to go on",
+                code="session_failed",
+            )
+        return await self.settle_stop()
+
+    async def _work(self, work: Work) -> TurnResult:
+        """Open a turn for a message and drive it."""
+        drive = await self._drive()
+        excess = governor.before_turn(drive.blueprint.settings, self.state)
+        if excess is not None:
+            fact = facts.BudgetExceeded(
+                limit=excess.limit, used=excess.used, allowed=excess.allowed
+            )
+            await self.journal.append(lambda _: [*_admission(work), fact], consumes=_keys(work))
+            return BudgetExceeded(
+                session=self.lease.session,
+                head=self.state.head,
+                limit=excess.limit,
+                used=excess.used,
+                allowed=excess.allowed,
+                error=excess.message,
+            )
+        await self._open_turn(drive, work)
+        return await self._driven(drive)
+
+    async def _open_turn(self, drive: Drive, work: Work) -> None:
+        slots = inputs.input_slots(work.inputs)
+        card = inputs.cards(work.inputs)
+        message = work.message
+        if card:
+            message = Message("user", (*message.parts, Text("\n\n" + card)))
+            if all(type(part) is Text and part.note is None for part in message.parts):
+                message = messages.user(message.text)
+        content, parts = message_slots(message)
+        kept: list[Fact] = []
+        for name, item in slots.items():
+            await drive.kernel.set_variable(name, Encoded(item.encoding, item.data or b""))
+        if slots:
+            vars_slot, chunks = checkpoint_slots(await drive.kernel.checkpoint())
+            kept = [VarsCheckpointed(vars=vars_slot, turn=self.state.next("turn"))]
+            parts = [*parts, *chunks]
+
+        def batch(state: State) -> list[Fact]:
+            turn = state.next("turn")
+            return [
+                *_admission(work),
+                TurnStarted(turn=turn, inputs=slots),
+                MessageAppended(
+                    message=state.next("message"), role="user", content=content, turn=turn
+                ),
+                *kept,
+            ]
+
+        await self.journal.append(batch, consumes=_keys(work), payloads=parts)
+        drive.transcript.add(message)
+
+    async def _revive(self, *, force: bool) -> TurnResult:
+        """Go on with a turn that an earlier driver left open."""
+        turn = self.state.turn
+        assert turn is not None
+        if self.state.status == "suspended":
+            return Suspended(
+                session=self.lease.session, turn=turn.turn, calls=tuple(self.state.calls)
+            )
+        if self.state.revivals >= REVIVALS_WITHOUT_OUTCOME and not force:
+            usage, cost_usd = self.state.turn_spend()
+            return Failed(
+                session=self.lease.session,
+                turn=turn.turn,
+                steps=turn.steps,
+                usage=usage,
+                cost_usd=cost_usd,
+                head=self.state.head,
+                error=f"turn {turn.turn} was revived {self.state.revivals} times without a new "
+                "outcome; look at its last step, then resume with force, or stop the session",
+                code="revival_limit",
+            )
+        await self.journal.append(
+            lambda _: [
+                facts.SessionRevived(
+                    turn=turn.turn, owner=self.lease.owner, forced=force, found=turn.phase
+                )
+            ]
+        )
+        drive = await self._drive()
+        drive.revived = True
+        return await self._driven(drive)
+
+    async def _driven(self, drive: Drive) -> TurnResult:
+        """Drive the open turn, while watching for a stop request and for being broken off."""
+        work = asyncio.ensure_future(drive.turn())
+        stop = asyncio.ensure_future(self._until_stop())
+        try:
+            await asyncio.wait({work, stop}, return_when=asyncio.FIRST_COMPLETED)
+            if not work.done():
+                await _cancel(work)
+                stopped = await self.settle_stop()
+                if stopped is not None:
+                    return stopped
+            return await work
+        except asyncio.CancelledError:
+            await _cancel(work)
+            if not work.done() or work.cancelled():
+                await drive.interrupted()
+            raise
+        finally:
+            await _cancel(stop)
+
+    async def _until_stop(self) -> None:
+        """Return once the inbox holds a stop request."""
+        async with self._store.subscribe_all() as hints:
+            while await self._stop_item() is None:
+                hint = await anext(aiter(hints))
+                while getattr(hint, "session", "") not in ("", self.lease.session):
+                    hint = await anext(aiter(hints))
+                # One look serves all hints of a moment: most are this driver's own appends.
+                await asyncio.sleep(INBOX_LOOK_SECONDS)
+
+    async def _stop_item(self) -> InboxItem | None:
+        items = await self._store.list_inbox(self.lease.session)
+        return next((item for item in items if item.kind == "stop"), None)
+
+    async def _queued(self) -> Work | None:
+        for item in await self._store.list_inbox(self.lease.session):
+            if item.kind == "message" and item.content is not None:
+                value = (await hydrate(self._store, self.lease.session, item.content)).value()
+                return Work.from_value(value, item)
+        return None
+
+    async def _drive(self) -> Drive:
+        """Return the drive of this session, warm or built from the log."""
+        if self._active is not None:
+            return self._active
+        warm = self.warm
+        if warm is None or warm.digest != self.state.digest:
+            if warm is not None:
+                await warm.kernel.close()
+            warm = self.warm = await self._build()
+        settings = warm.blueprint.settings
+        self._active = Drive(
+            journal=self.journal,
+            blueprint=warm.blueprint,
+            transcript=warm.transcript,
+            kernel=warm.kernel,
+            engine=warm.choice.name,
+            model=self._model(settings.model),
+            leaf_model=self._model(settings.leaf_model or settings.model),
+            leaf_gate=self._leaf_gate,
+            surfaces=warm.surfaces,
+        )
+        return self._active
+
+    async def _build(self) -> Warm:
+        if self._agent is None:
+            raise AgentMissing(f"agent {self.state.agent!r} is not registered here")
+        session_id = self.lease.session
+        _, blueprint = await blueprints.load(self._store, session_id)
+        surfaces = blueprints.match_surfaces(session_id, blueprint, self._agent)
+        capability = blueprint.capability
+        choice = await self._kernels.choose(blueprint.settings.kernel, capability)
+        functions = host_functions(surfaces)
+        if capability.model_calls:
+            functions = (*leaves.FUNCTIONS, *functions)
+        kernel = await choice.kernel.open(
+            KernelSettings(
+                functions=functions,
+                read_roots=capability.read_roots,
+                limits=_limits(capability),
+                seed=blueprint.seed,
+            ),
+            fetch=lambda payload_id: self._store.get_payload(session_id, payload_id),
+            manifest=await self._namespace(),
+        )
+        transcript = await load_transcript(self._store, session_id, self.state.compact_from)
+        return Warm("", blueprint, transcript, kernel, choice, surfaces)
+
+    async def _namespace(self) -> Any:
+        if self.state.vars is None:
+            return None
+        return (await hydrate(self._store, self.lease.session, self.state.vars)).value()
+
+
+def _limits(capability: Capability) -> KernelLimits:
+    return KernelLimits(
+        memory_bytes=capability.memory_bytes,
+        cpu_seconds=capability.cpu_seconds,
+        wall_seconds=capability.wall_seconds,
+        output_bytes=capability.output_bytes,
+        processes=capability.processes,
+        open_files=capability.open_files,
+    )
+
+
+def _admitted(item: InboxItem) -> facts.InputAdmitted:
+    return facts.InputAdmitted(
+        key=item.key,
+        kind=item.kind,
+        call_id=item.call_id,
+        content=item.content,
+        sent_at=item.at,
+    )
+
+
+def _admission(work: Work) -> list[Fact]:
+    return [] if work.admitted is None else [_admitted(work.admitted)]
+
+
+def _keys(work: Work) -> list[str]:
+    return [] if work.admitted is None else [work.admitted.key]
+
+
+async def _cancel(task: asyncio.Future[Any]) -> None:
+    """Cancel a task and wait until it is over, whatever it raises."""
+    task.cancel()
+    await asyncio.wait({task})
+    if not task.cancelled():
+        task.exception()

@@ -1,0 +1,391 @@
+"""The Runtime: sessions of one store, driven here.
+
+It owns the store handle, the kernel and the models, and takes a session's lease only while it
+drives it. Recovery happens when someone asks for it (`send`, `resume`, `open(recover=True)`),
+never as a side effect of reading.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from holdfast.core import values
+from holdfast.core.capability import Capability
+from holdfast.core.errors import AgentMissing, InvalidSettings, LeaseHeld, SessionBusy
+from holdfast.core.facts import SessionStarted
+from holdfast.core.ids import check_id, new_session_id
+from holdfast.core.messages import Message, user
+from holdfast.core.payloads import slot
+from holdfast.core.state import State
+from holdfast.kernels.choose import Kernels
+from holdfast.models.choose import model_from_name
+from holdfast.models.port import Model
+from holdfast.runtime import blueprint as blueprints
+from holdfast.runtime.agent import Agent
+from holdfast.runtime.driver import Driver, Warm, Work
+from holdfast.runtime.forks import fork_session
+from holdfast.runtime.reads import Reads
+from holdfast.runtime.results import Queued, Stopped, TurnResult
+from holdfast.runtime.settings import Resolved, resolve
+from holdfast.stores.choose import find_folder, open_store
+from holdfast.stores.port import (
+    InboxDraft,
+    SessionFilter,
+    SessionPage,
+    SessionStore,
+    Subscription,
+)
+
+logger = logging.getLogger("holdfast.runtime")
+
+
+WARM_SESSIONS = 256
+
+
+class Session:
+    """A session of a runtime, by its id."""
+
+    def __init__(self, runtime: Runtime, session_id: str) -> None:
+        self.runtime = runtime
+        self.id = session_id
+
+    def __repr__(self) -> str:
+        return f"Session({self.id!r})"
+
+    async def send(self, message: str | Message, **options: Any) -> TurnResult:
+        """Send a message; see `Runtime.send`."""
+        return await self.runtime.send(self.id, message, **options)
+
+    async def resume(self, **options: Any) -> TurnResult | None:
+        """Go on with what is open; see `Runtime.resume`."""
+        return await self.runtime.resume(self.id, **options)
+
+    async def stop(self) -> TurnResult | None:
+        """End the session; see `Runtime.stop`."""
+        return await self.runtime.stop(self.id)
+
+    async def fork(self, head: str | None = None, **options: Any) -> Session:
+        """Fork the session; see `Runtime.fork`."""
+        return await self.runtime.fork(self.id, head, **options)
+
+    async def state(self) -> State:
+        """Return the state at the tip."""
+        return await self.runtime.state(self.id)
+
+
+class Runtime(Reads):
+    """Drives sessions whose agents it has, and reads every session of its store."""
+
+    def __init__(
+        self,
+        store: SessionStore,
+        *,
+        resolved: Resolved,
+        agents: Iterable[Agent] = (),
+        models: Mapping[str, Model] | None = None,
+        kernels: Kernels | None = None,
+        owns_store: bool = False,
+    ) -> None:
+        super().__init__(store)
+        self.store = store
+        self.resolved = resolved
+        self.agents = {agent.name: agent for agent in agents or (Agent(),)}
+        self._models: dict[str, Model] = dict(models or {})
+        self._kernels = kernels or Kernels()
+        self._leaf_gate = asyncio.Semaphore(resolved.settings.leaf_concurrency)
+        self._owns_store = owns_store
+        self._drivers: dict[str, Driver] = {}
+        self._warm: OrderedDict[str, Warm] = OrderedDict()
+        self._background: set[asyncio.Task[Any]] = set()
+
+    async def __aenter__(self) -> Runtime:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def start(
+        self,
+        *,
+        session_id: str | None = None,
+        agent: str = "default",
+        tenant: str = "default",
+        labels: Mapping[str, str] | None = None,
+        capability: Capability | None = None,
+        **settings: Any,
+    ) -> Session:
+        """Create a session; the same id with the same settings returns the one that exists."""
+        found = self._agent(agent)
+        given = {**self.resolved.settings.to_record(), **found.settings, **settings}
+        merged = resolve(given, environment={}).settings
+        if not merged.model:
+            raise InvalidSettings(
+                "no model is set: pass model=…, --model, or set HOLDFAST_MODEL; "
+                "'script:FILE' works offline"
+            )
+        self._model(merged.model)
+        if merged.leaf_model:
+            self._model(merged.leaf_model)
+        kernel = await self._kernels.choose(merged.kernel, capability)
+        session_id = new_session_id() if session_id is None else check_id(session_id)
+        seed = int.from_bytes(values.encode(session_id)[1][-6:], "big")
+        plan = blueprints.draft(
+            merged, found, kernel_card=kernel.card, capability=capability, seed=seed
+        )
+        item, payloads = plan.slots()
+        started = SessionStarted(
+            tenant=tenant,
+            agent=found.name,
+            agent_version=found.version,
+            settings=item,
+            cache_id=session_id,
+            labels=dict(labels or {}),
+        )
+        await self.store.create_session(session_id, started, payloads=payloads)
+        return Session(self, session_id)
+
+    async def send(
+        self,
+        session: str | Session,
+        message: str | Message,
+        *,
+        inputs: Mapping[str, Any] | None = None,
+        when_busy: str = "error",
+        key: str | None = None,
+        takeover: bool = False,
+    ) -> TurnResult:
+        """Work one message until a terminal outcome, reviving the session if it must be.
+
+        A session with a turn in flight is SessionBusy, in another process LeaseHeld; with
+        `when_busy="queue"` the message waits durably in the inbox instead.
+        """
+        session_id = _id(session)
+        if when_busy not in ("error", "queue"):
+            raise InvalidSettings(f"when_busy is {when_busy!r}; use 'error' or 'queue'")
+        content = message if isinstance(message, Message) else user(message)
+        work = Work(content, dict(inputs or {}))
+        try:
+            driver = await self._driver(session_id, takeover=takeover)
+        except (SessionBusy, LeaseHeld):
+            if when_busy == "error":
+                raise
+            return await self._queue(session_id, work, key)
+        try:
+            return await driver.send(work)
+        finally:
+            await self._release(driver)
+
+    async def resume(
+        self, session: str | Session, *, force: bool = False, takeover: bool = False
+    ) -> TurnResult | None:
+        """Go on with an interrupted turn and with queued messages; None if nothing was open."""
+        driver = await self._driver(_id(session), takeover=takeover)
+        try:
+            return await driver.resume(force=force)
+        finally:
+            await self._release(driver)
+
+    async def stop(self, session: str | Session) -> TurnResult | None:
+        """Ask a session to end. Settles here if nobody drives it, else its driver does."""
+        session_id = _id(session)
+        state = await self.store.load_state(session_id)
+        if state.status == "stopped":
+            return Stopped(session=session_id, head=state.head)
+        await self.store.put_inbox(session_id, InboxDraft(key="stop", kind="stop"))
+        try:
+            driver = await self._driver(session_id, drive=False)
+        except (SessionBusy, LeaseHeld):
+            return None
+        try:
+            return await driver.settle_stop()
+        finally:
+            await self._release(driver)
+
+    async def fork(
+        self, session: str | Session, head: str | None = None, *, session_id: str | None = None
+    ) -> Session:
+        """Create a session that goes on from a head of another, by default the current one."""
+        new_id = new_session_id() if session_id is None else check_id(session_id)
+        await fork_session(self.store, _id(session), head, new_id, cache_id=new_id)
+        return Session(self, new_id)
+
+    async def state(self, session: str | Session) -> State:
+        """Return the state at the tip of a session's log."""
+        return await self.store.load_state(_id(session))
+
+    async def sessions(
+        self,
+        where: SessionFilter | None = None,
+        *,
+        limit: int = 100,
+        cursor: str | None = None,
+    ) -> SessionPage:
+        """Return one page of sessions, newest first."""
+        return await self.store.list_sessions(where, limit=limit, cursor=cursor)
+
+    def subscribe(self, session: str | Session, *, after: int = 0) -> Subscription:
+        """Follow a session: stored events, then live ones and token deltas."""
+        return self.store.subscribe(_id(session), after=after)
+
+    async def recover(self) -> list[str]:
+        """Take up every interrupted session whose agent is here, in the background."""
+        taken: list[str] = []
+        cursor = None
+        while True:
+            page = await self.store.list_sessions(
+                SessionFilter(status="interrupted"), cursor=cursor
+            )
+            for info in page.sessions:
+                if info.agent in self.agents and not info.imported:
+                    taken.append(info.id)
+                    self._spawn(self._recover_one(info.id))
+            cursor = page.cursor
+            if cursor is None:
+                return taken
+
+    async def settled(self) -> None:
+        """Wait until nothing is driven in the background."""
+        while self._background:
+            await asyncio.gather(*self._background, return_exceptions=True)
+
+    async def close(self) -> None:
+        """Break off what is driven here, recording it, and let go of everything."""
+        for task in list(self._background):
+            task.cancel()
+        await self.settled()
+        await self._kernels.close()
+        for model in self._models.values():
+            await model.close()
+        if self._owns_store:
+            await self.store.close()
+
+    async def _recover_one(self, session_id: str) -> None:
+        try:
+            await self.resume(session_id)
+        except asyncio.CancelledError:
+            raise
+        except Exception:
+            logger.warning("session %s was not recovered", session_id, exc_info=True)
+
+    async def _queue(self, session_id: str, work: Work, key: str | None) -> Queued:
+        name = key or f"message-{secrets.token_hex(8)}"
+        draft = InboxDraft(key=name, kind="message", content=slot(work.to_value(), "input"))
+        await self.store.put_inbox(session_id, draft)
+        return Queued(session=session_id, key=name)
+
+    async def _driver(
+        self, session_id: str, *, takeover: bool = False, drive: bool = True
+    ) -> Driver:
+        """Take a session's lease and what is needed to drive it."""
+        check_id(session_id)
+        if session_id in self._drivers:
+            raise SessionBusy(
+                f"session {session_id!r} has a turn in flight here; wait for it, or send with "
+                "when_busy='queue'"
+            )
+        state = await self.store.load_state(session_id)
+        if drive and state.agent not in self.agents:
+            raise AgentMissing(
+                f"session {session_id!r} is driven by agent {state.agent!r}, which is not "
+                f"registered here; open the runtime with it (here: {', '.join(self.agents)})"
+            )
+        lease = await self.store.acquire(session_id, takeover=takeover)
+        driver = Driver(
+            store=self.store,
+            lease=lease,
+            # Read again: the log may have moved before the lease was ours.
+            state=await self.store.load_state(session_id),
+            agent=self.agents.get(state.agent),
+            model=self._model,
+            kernels=self._kernels,
+            leaf_gate=self._leaf_gate,
+            warm=self._warm.pop(session_id, None),
+        )
+        self._drivers[session_id] = driver
+        return driver
+
+    async def _release(self, driver: Driver) -> None:
+        session_id = driver.lease.session
+        try:
+            await asyncio.shield(driver.close())
+        finally:
+            self._drivers.pop(session_id, None)
+            if driver.warm is not None:
+                self._warm[session_id] = driver.warm
+        while len(self._warm) > WARM_SESSIONS:
+            await self._warm.popitem(last=False)[1].kernel.close()
+        if driver.has_queued:
+            self._spawn(self._recover_one(session_id))
+
+    def _spawn(self, work: Any) -> None:
+        task = asyncio.ensure_future(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+    def _agent(self, name: str) -> Agent:
+        found = self.agents.get(name)
+        if found is None:
+            raise AgentMissing(
+                f"agent {name!r} is not registered here; known are {', '.join(self.agents)}"
+            )
+        return found
+
+    def _model(self, name: str) -> Model:
+        if name not in self._models:
+            self._models[name] = model_from_name(name)
+        return self._models[name]
+
+
+def _id(session: str | Session) -> str:
+    return session.id if isinstance(session, Session) else check_id(session)
+
+
+async def open_runtime(
+    store: str | Path | SessionStore | None = None,
+    *,
+    model: str | Model | None = None,
+    leaf_model: str | Model | None = None,
+    agents: Iterable[Agent] = (),
+    recover: bool = False,
+    allow_unconfined: bool = False,
+    **settings: Any,
+) -> Runtime:
+    """Open a runtime on a store (by default the nearest `.holdfast`), ready to drive sessions."""
+    models: dict[str, Model] = {}
+    for name, given in (("model", model), ("leaf_model", leaf_model)):
+        if given is not None and not isinstance(given, str):
+            models[given.name] = given
+            settings[name] = given.name
+        else:
+            settings[name] = given
+    owns = store is None or isinstance(store, str | Path)
+    opened = await open_store(store) if store is None or isinstance(store, str | Path) else store
+    try:
+        folder = await asyncio.to_thread(find_folder, Path.cwd())
+        runtime = Runtime(
+            opened,
+            resolved=resolve(settings, folder=folder),
+            agents=agents,
+            models=models,
+            kernels=Kernels(allow_unconfined=allow_unconfined),
+            owns_store=owns,
+        )
+        if recover:
+            await runtime.recover()
+    except BaseException:
+        if owns:
+            await opened.close()
+        raise
+    return runtime
