@@ -37,10 +37,13 @@ class DirectoryBlobStore:
         """Make bytes durable under their content id."""
         path = self._path(tenant, blob_id)
         if self._holds(path, data):
-            # Its writer may not have come as far as syncing the name.
-            self._disk.touch(path)
-            self._disk.sync_directory(path.parent)
-            return
+            try:
+                # Its writer may not have come as far as syncing the name.
+                self._disk.touch(path)
+                self._disk.sync_directory(path.parent)
+                return
+            except FileNotFoundError:
+                pass  # gc took it since the look: it is written again
         self._disk.make_directories(path.parent)
         self._disk.replace(path, zstd.compress(data, level=_LEVEL))
 

@@ -18,7 +18,7 @@ import apsw
 
 from holdfast.blobs.directory import DirectoryBlobStore
 from holdfast.blobs.disk import Disk
-from holdfast.core.errors import InvalidInput, NothingWritten, SessionNotFound
+from holdfast.core.errors import InvalidInput, NothingWritten, SessionNotFound, StoreFailed
 from holdfast.core.events import Event, slots_of
 from holdfast.core.facts import Fact, SessionStarted
 from holdfast.core.heads import EdgeDraft, HeadDraft
@@ -320,13 +320,21 @@ class SqliteSessionStore:
             if row.imported and not takeover:
                 raise rows.imported_error(session_id)
             cursor.execute(SQL["take_lease"], (self.owner, row.epoch + 1, row.key))
+            # Known before the commit, so that another request in the same group finds it held.
+            self._held[session_id] = row.epoch + 1
             return Lease(session_id, self.owner, row.epoch + 1)
 
-        def taken(lease: Lease) -> None:
-            self._held[session_id] = lease.epoch
-            self._owner.start()
-
-        return await self._writer.run(Job(work, session_id, taken))
+        job = Job(work, session_id, lambda _: self._owner.start())
+        try:
+            return await self._writer.run(job)
+        except StoreFailed:
+            if job.result is not None and self._held.get(session_id) == job.result.epoch:
+                del self._held[session_id]
+            raise
+        except asyncio.CancelledError:
+            if job.result is not None and job.error is None:
+                await self.release(job.result)
+            raise
 
     async def renew(self, lease: Lease) -> None:
         """Prove that the lease still holds."""
@@ -424,7 +432,9 @@ class SqliteSessionStore:
         strays = await self._readers.run(collector.without_rows, old)
         if not dry_run:
             await self._sweep([(entry.tenant, entry.id) for entry in strays])
-            await self._readers.thread(self._blobs.sweep, before)
+            # A put that is under way has a temporary file too, whatever grace was asked for.
+            unfinished = min(before, time.time() - GC_GRACE_SECONDS)
+            await self._readers.thread(self._blobs.sweep, unfinished)
         kept = await self._readers.run(collector.count)
         return GcReport(
             payloads=len(gone) + len(strays),
