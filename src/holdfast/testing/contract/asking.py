@@ -87,6 +87,21 @@ class LeaseContract(ContractPlace):
         assert now is not None
         assert (now.live, now.owner) == (True, store.owner)
 
+    @pytest.mark.parametrize("steps", range(10))
+    async def test_a_cancelled_acquire_leaves_no_lease_that_nobody_has(
+        self, store: SessionStore, steps: int
+    ) -> None:
+        await store.create_session("s-1", SessionStarted())
+        task = asyncio.ensure_future(store.acquire("s-1"))
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        if task.cancel():
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            await store.acquire("s-1")
+        else:
+            await store.release(await task)
+
     async def test_holding_one_session_says_nothing_about_another(
         self, place: Place, store: SessionStore
     ) -> None:

@@ -35,6 +35,7 @@ class DeleteContract(ContractPlace):
     ) -> None:
         driver = await drive(store)
         await driver.say(BIG)
+        events = await all_events(store, "s-1")
         with pytest.raises(LeaseHeld):
             await store.delete("s-1")
         await store.release(driver.lease)
@@ -55,7 +56,7 @@ class DeleteContract(ContractPlace):
                 store.erase("s-1", BIG.id, "again"),
                 store.erased("s-1"),
                 store.append(Lease("s-1", store.owner, 1), 1, [facts.SessionStopped()]),
-                store.import_log("s-1", [], {}),
+                store.import_log("s-1", events, {BIG.id: BIG.data or b""}),
             ):
                 with pytest.raises(SessionDeleted, match="s-1"):
                     await attempt
