@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from holdfast.core.capability import Capability
 from holdfast.core.errors import ConfinementMissing, InvalidSettings
-from holdfast.kernels import confinement
+from holdfast.kernels import cards, confinement
 from holdfast.kernels.port import Kernel
 
 NAMES = ("cpython", "monty")
@@ -77,11 +77,10 @@ class Kernels:
             from holdfast.kernels.monty import CARD, MontyKernel
 
             return Choice(engine, MontyKernel(), CARD)
-        from holdfast.kernels.cpython import CARD as CPYTHON_CARD
         from holdfast.kernels.cpython import CpythonKernel
 
         confined = not (self._allow_unconfined and confinement.available().missing)
-        return Choice(engine, CpythonKernel(confined=confined), CPYTHON_CARD)
+        return Choice(engine, CpythonKernel(confined=confined), cards.CPYTHON)
 
 
 def _require(choice: Choice, wanted: str) -> None:
