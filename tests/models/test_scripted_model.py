@@ -209,3 +209,8 @@ async def test_a_watcher_that_fails_does_not_fail_the_call():
 
     reply = await ScriptedModel(lambda _: "fine").request(step(0), on_delta=broken)
     assert reply.message.text == "fine"
+
+
+async def test_simulated_latency_counts_as_the_models_own():
+    model = ScriptedModel(lambda _: "slow", latency_seconds=0.02)
+    assert (await model.request(step(0))).latency_ms >= 19
