@@ -25,7 +25,8 @@ from holdfast.core.errors import (
     NotRestorable,
 )
 from holdfast.core.records import digest_id
-from holdfast.kernels import confinement, frames, manifest as manifests
+from holdfast.kernels import confinement, frames
+from holdfast.kernels import manifest as manifests
 from holdfast.kernels.journal import Diverged, Journal
 from holdfast.kernels.pool import Parked, WorkerPool
 from holdfast.kernels.port import (
@@ -37,6 +38,7 @@ from holdfast.kernels.port import (
     Excerpt,
     Fetch,
     FileRead,
+    HostAnswer,
     HostCall,
     KernelFlags,
     KernelLimits,
@@ -48,6 +50,16 @@ from holdfast.kernels.port import (
 )
 from holdfast.kernels.watch import Watch
 from holdfast.kernels.workers import Lost, Worker
+
+CARD = """\
+Code runs in a CPython interpreter of its own with the full standard library; third-party packages
+are not installed. Variables, functions, classes and imports stay from cell to cell. Generators,
+open files, locks and threads do not: finish with them within a cell, or keep a list instead. There
+is no network, no subprocess and no writing of files; reading works where the task says so. The
+clock stands still while a cell runs and moves when a call returns. The value of the last
+expression is shown, as is what is printed; `inspect(value, start)` pages through a big value.
+`FINAL(value)` ends the turn with plain data: text, numbers, lists, dicts.
+"""
 
 OUTPUT_FIT = 12_000
 VALUE_FIT = 4_000
@@ -126,7 +138,6 @@ class _Run:
     watch: Watch
     final: Encoded | None = None
     files: list[FileRead] = field(default_factory=list)
-    tasks: set[asyncio.Task[None]] = field(default_factory=set)
     threads: int = 1
 
 
@@ -140,7 +151,9 @@ class _Problem:
 class CpythonSession:
     """One namespace. Use it from one task at a time."""
 
-    def __init__(self, kernel: CpythonKernel, settings: KernelSettings, fetch: Fetch | None) -> None:
+    def __init__(
+        self, kernel: CpythonKernel, settings: KernelSettings, fetch: Fetch | None
+    ) -> None:
         self.worker: Worker | None = None
         self.settings = settings
         self.manifest: Mapping[str, Any] | None = None
@@ -206,6 +219,10 @@ class CpythonSession:
         run = self._run = _Run(journal, Watch(worker, limits))
         worker.unread_limit = 2 * self.settings.limits.memory_bytes
         worker.send(command)
+        journal.on_failure = lambda error: worker.push(_Problem(error))
+        stall = None
+        if journal.unclaimed:
+            stall = asyncio.ensure_future(self._watch_stall(worker, run))
         done: frames.DoneFrame | None = None
         try:
             while done is None:
@@ -231,9 +248,8 @@ class CpythonSession:
             run.watch.stop()
             self._run = None
             self._chunks.forget()
-            for task in run.tasks:
-                task.cancel()
-            await asyncio.gather(*run.tasks, return_exceptions=True)
+            if stall is not None:
+                stall.cancel()
 
     def _take(self, worker: Worker, run: _Run, frame: Any) -> frames.DoneFrame | None:
         """Do what a frame asks for; return it if it is the last one of its cell."""
@@ -244,9 +260,10 @@ class CpythonSession:
             case frames.CallFrame():
                 call = self._call(run, frame)
                 run.threads = frame.threads
-                task = asyncio.ensure_future(self._answer(worker, run, frame.id, call))
-                run.tasks.add(task)
-                task.add_done_callback(run.tasks.discard)
+                number = frame.id
+                run.watch.pause()
+                run.journal.ask(call, lambda answer: self._answered(worker, run, number, answer))
+                self._pool.notify()
             case frames.FinalFrame() if run.final is None:
                 run.final = Encoded(frame.value.encoding, frame.value.data)
                 run.watch.unwind()
@@ -289,27 +306,15 @@ class CpythonSession:
             files,
         )
 
-    async def _answer(self, worker: Worker, run: _Run, number: int, call: HostCall) -> None:
-        run.watch.pause()
-        self._pool.notify()
-        stall = asyncio.ensure_future(self._watch_stall(worker, run))
-        try:
-            answer = await run.journal.ask(call)
-        except asyncio.CancelledError:
-            raise
-        except BaseException as error:
-            worker.push(_Problem(error))
-            return
-        finally:
-            stall.cancel()
-            if not run.journal.open and run.final is None:
-                run.watch.resume()
-        value = answer.value or Encoded("json", b"null")
+    def _answered(self, worker: Worker, run: _Run, number: int, answer: HostAnswer) -> None:
+        if not run.journal.open and run.final is None:
+            run.watch.resume()
+        value = answer.value
         worker.send(
             {
                 "id": number,
-                "encoding": value.encoding,
-                "data": value.data,
+                "encoding": "json" if value is None else value.encoding,
+                "data": b"null" if value is None else value.data,
                 "error": answer.error,
                 "message": answer.message,
                 "at_ns": answer.at_ns,
@@ -318,19 +323,16 @@ class CpythonSession:
 
     async def _watch_stall(self, worker: Worker, run: _Run) -> None:
         """End a re-run in which every call waits for one that the cell does not make."""
-        await asyncio.sleep(0)
-        before, since = worker.cpu_ns(), asyncio.get_running_loop().time()
-        while True:
-            journal = run.journal
-            if journal.stuck:
-                now, spent = asyncio.get_running_loop().time(), worker.cpu_ns()
-                if spent - before > 5_000_000:
-                    before, since = spent, now
-                if journal.held >= run.threads or now - since > STALL_SECONDS:
-                    worker.push(_Problem(Diverged("the cell waits for calls it made when it first "
-                                                  "ran and does not make now")))
-                    return
-            await asyncio.sleep(0.1)
+        loop, journal = asyncio.get_running_loop(), run.journal
+        before, since = worker.cpu_ns(), loop.time()
+        while journal.unclaimed or journal.open:
+            await asyncio.sleep(STALL_SECONDS / 20)
+            spent, now = worker.cpu_ns(), loop.time()
+            if not journal.stuck or spent - before > 5_000_000:
+                before, since = spent, now
+            if journal.stuck and (journal.open >= run.threads or now - since > STALL_SECONDS):
+                text = "the cell waits for calls that it made when it first ran and not now"
+                worker.push(_Problem(Diverged(text)))
 
     # Results
 
@@ -489,7 +491,13 @@ class CpythonSession:
         return payloads.check_bytes(slot, await self._fetch(slot.id))
 
     async def _bind(self, worker: Worker, name: str, value: Encoded) -> None:
-        frame = {"id": 0, "do": "bind", "name": name, "encoding": value.encoding, "data": value.data}
+        frame = {
+            "id": 0,
+            "do": "bind",
+            "name": name,
+            "encoding": value.encoding,
+            "data": value.data,
+        }
         await self._command(worker, frame, frames.BoundFrame)
 
     async def _command(self, worker: Worker, command: dict[str, Any], expected: type[Any]) -> Any:

@@ -166,7 +166,9 @@ class FrameReader:
         frames: list[Frame] = []
         while len(buffer) >= HEADER_BYTES:
             kind, size = buffer[0], int.from_bytes(buffer[1:HEADER_BYTES], "big")
-            if kind not in (MESSAGE, CHUNK) or size > (MAX_CHUNK_BYTES if kind else MAX_MESSAGE_BYTES):
+            if kind not in (MESSAGE, CHUNK) or size > (
+                MAX_CHUNK_BYTES if kind else MAX_MESSAGE_BYTES
+            ):
                 raise KernelProtocolError(
                     f"the worker announced a frame of kind {kind} with {size} bytes, which is "
                     "outside the protocol; the worker was stopped"
@@ -182,7 +184,8 @@ class FrameReader:
 
 def _message(body: bytes) -> Message:
     try:
-        return _decoder.decode(body)
+        message: Message = _decoder.decode(body)
+        return message
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OverflowError) as error:
         raise KernelProtocolError(
             f"the worker sent a message outside the protocol ({error}); the worker was stopped"

@@ -11,27 +11,28 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
 from holdfast.kernels.port import FileRead, HostAnswer, HostCall, OnCall, RecordedCall
 
 Key = tuple[str, str, int]
+Deliver = Callable[[HostAnswer], None]
 
 
 class Diverged(Exception):
     """The cell does not do again what it did before."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Entry:
     key: Key
     pure: bool
     answer: HostAnswer | None = None
     task: asyncio.Task[HostAnswer] | None = None
     claimed: bool = False
-    released: bool = False
+    deliver: Deliver | None = None
 
 
 class Journal:
@@ -52,25 +53,21 @@ class Journal:
             self._entries[call.key] = entry
             if call.answer is not None:
                 self._answered.append(entry)
-            self._pin(call.files)
-        self._pin(files)
-        self._change = asyncio.Event()
+            self.check_files(call.files)
+        self.check_files(files)
         self.calls: dict[Key, HostCall] = {}
+        self.on_failure: Callable[[BaseException], None] = lambda error: None
         self.begin()
 
     def begin(self) -> None:
         """Start a run of the cell: nothing is claimed yet."""
         for entry in self._entries.values():
-            entry.claimed = entry.released = False
+            entry.claimed, entry.deliver = False, None
+        self.unclaimed = sum(not entry.pure for entry in self._entries.values())
         self._counts: Counter[tuple[str, str]] = Counter()
+        self._blocked: list[tuple[HostCall, Deliver]] = []
         self._next = 0
         self.open = 0
-        self.held = 0
-        self._notify()
-
-    def _pin(self, files: Iterable[FileRead]) -> None:
-        for file in files:
-            self._files.setdefault(file.path, file.digest)
 
     def check_files(self, files: Iterable[FileRead]) -> None:
         """Raise Diverged if a file is no longer what the cell read before."""
@@ -95,75 +92,64 @@ class Journal:
                 "when it first ran"
             )
 
-    async def ask(self, call: HostCall) -> HostAnswer:
-        """Return the answer to a call, when it is its turn."""
+    def ask(self, call: HostCall, deliver: Deliver) -> None:
+        """Have a call answered: `deliver` gets the answer when it is its turn."""
         self.calls.setdefault(call.key, call)
         self.open += 1
-        try:
-            entry = self._entries.get(call.key)
-            if entry is None:
-                if not call.pure:
-                    await self._hold(lambda: not self._unclaimed())
-                entry = _Entry(call.key, call.pure)
-                self._entries[call.key] = entry
-            entry.claimed = True
-            self._notify()
-            if entry.answer is None:
-                await self._answer(entry, call)
-            position = self._answered.index(entry, self._next)
-            if position != self._next:
-                await self._hold(lambda: self._answered[self._next] is entry)
-            self._next += 1
-            entry.released = True
-            self._notify()
-            assert entry.answer is not None
-            return entry.answer
-        finally:
-            self.open -= 1
-
-    async def _answer(self, entry: _Entry, call: HostCall) -> None:
-        if entry.task is None:
+        entry = self._entries.get(call.key)
+        if entry is None and not call.pure and self.unclaimed:
+            self._blocked.append((call, deliver))
+            return
+        if entry is None:
+            entry = self._entries[call.key] = _Entry(call.key, call.pure)
+        elif not entry.pure:
+            self.unclaimed -= 1
+        entry.claimed, entry.deliver = True, deliver
+        if entry.answer is None and entry.task is None:
             asked = cast(Coroutine[Any, Any, HostAnswer], self._on_call(call))
             entry.task = asyncio.ensure_future(asked)
             entry.task.add_done_callback(lambda task: self._settle(entry, task))
-        await asyncio.shield(entry.task)
+        self._release()
 
     def _settle(self, entry: _Entry, task: asyncio.Task[HostAnswer]) -> None:
+        if task.cancelled():
+            return
+        error = task.exception()
+        if error is not None:
+            self.on_failure(error)
+            return
         # Kept even if no worker waits for it at the moment: the next run finds it.
-        if not task.cancelled() and task.exception() is None:
-            entry.answer = task.result()
-            self._answered.append(entry)
-        self._notify()
+        entry.answer = task.result()
+        self._answered.append(entry)
+        self._release()
 
-    def _unclaimed(self) -> bool:
-        return any(not e.claimed and not e.pure for e in self._entries.values())
-
-    async def _hold(self, ready: Any) -> None:
-        self.held += 1
-        self._notify()
-        try:
-            while not ready():
-                await self._changed()
-        finally:
-            self.held -= 1
-
-    async def _changed(self) -> None:
-        change = self._change
-        await change.wait()
-
-    def _notify(self) -> None:
-        self._change.set()
-        self._change = asyncio.Event()
-
-    @property
-    def stuck(self) -> bool:
-        """Return whether every open call waits for another one of the cell's own."""
-        return self.held > 0 and self.held == self.open
+    def _release(self) -> None:
+        if self._blocked and not self.unclaimed:
+            blocked, self._blocked = self._blocked, []
+            for call, deliver in blocked:
+                self.open -= 1
+                self.ask(call, deliver)
+        while self._next < len(self._answered):
+            entry = self._answered[self._next]
+            if entry.deliver is None:
+                return
+            deliver, entry.deliver = entry.deliver, None
+            self._next += 1
+            self.open -= 1
+            assert entry.answer is not None
+            deliver(entry.answer)
 
     @property
     def asking(self) -> int:
-        """Return how many calls wait for the host."""
-        return self.open - self.held
+        """Return how many open calls wait for the host."""
+        return sum(
+            entry.deliver is not None and entry.answer is None for entry in self._entries.values()
+        )
+
+    @property
+    def stuck(self) -> bool:
+        """Return whether every open call waits for another one that the cell does not make."""
+        return self.open > 0 and not self.asking
 
     async def wait_for_answers(self) -> None:
         """Wait until the host has answered everything it was asked."""

@@ -28,6 +28,7 @@ class Chunks:
 
     def __init__(self) -> None:
         self.stored: dict[str, int] = {}
+        self._named: dict[str, int] = {}
         self._sent: dict[str, bytes] = {}
 
     def receive(self, frame: frames.ChunkFrame) -> None:
@@ -39,6 +40,7 @@ class Chunks:
     def checkpoint(self, part: frames.CheckpointPart) -> Checkpoint:
         """Return the checkpoint that a worker described."""
         used: dict[str, bytes] = {}
+        self._named = {}
         record = {
             "engine": ENGINE,
             "format": FORMAT,
@@ -53,7 +55,7 @@ class Chunks:
             "random": self._bytes(part.random, used),
         }
         self._sent.clear()
-        self.stored = {slot.id: slot.size for slot in payloads.walk(record)}
+        self.stored = self._named
         return Checkpoint(record, used)
 
     def forget(self) -> None:
@@ -89,12 +91,15 @@ class Chunks:
             raise KernelProtocolError(
                 f"the worker named the chunk {identifier!r}, which this session does not have"
             )
+        self._named[identifier] = size
         return Slot(identifier, "bytes", _KIND, size).ref()
 
     def _bytes(self, data: bytes, used: dict[str, bytes]) -> dict[str, Any]:
         slot = payloads.slot_of_bytes("bytes", data, _KIND)
-        if not slot.inline and slot.id not in self.stored:
-            used[slot.id] = data
+        if not slot.inline:
+            self._named[slot.id] = slot.size
+            if slot.id not in self.stored:
+                used[slot.id] = data
         return payloads.to_record(slot)
 
 
@@ -103,8 +108,8 @@ def check(manifest: Mapping[str, Any]) -> None:
     if manifest.get("engine") != ENGINE or manifest.get("format") != FORMAT:
         raise NotRestorable(
             f"the checkpoint was written by {manifest.get('engine')!r} in format "
-            f"{manifest.get('format')!r}; this is {ENGINE!r} with format {FORMAT}: open the session "
-            "with the engine that wrote it, or restore its plain data"
+            f"{manifest.get('format')!r}; this is {ENGINE!r} with format {FORMAT}: open the "
+            "session with the engine that wrote it, or restore its plain data"
         )
 
 
@@ -169,7 +174,8 @@ def unrestorable(
 def _losses(manifest: Mapping[str, Any]) -> set[Unrestorable]:
     return {
         Unrestorable(
-            variable["name"], f"{kind}: {reason}" if variable["whole"] else f"holds a {kind}: {reason}"
+            variable["name"],
+            f"{kind}: {reason}" if variable["whole"] else f"holds a {kind}: {reason}",
         )
         for variable in manifest["variables"]
         for kind, reason in variable["marked"]

@@ -36,7 +36,13 @@ class WorkerPool:
     """The worker processes of one kernel, within a number and a memory cap."""
 
     def __init__(
-        self, *, max_workers: int, memory_bytes: int, max_idle: int, idle_seconds: float, spare: bool
+        self,
+        *,
+        max_workers: int,
+        memory_bytes: int,
+        max_idle: int,
+        idle_seconds: float,
+        spare: bool,
     ) -> None:
         self._max_workers = max_workers
         self._memory_bytes = memory_bytes

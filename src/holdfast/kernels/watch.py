@@ -8,6 +8,7 @@ the host.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from holdfast.core.errors import KernelLimit
 from holdfast.kernels.port import KernelLimits, LimitName
@@ -27,13 +28,11 @@ class Watch:
         self._limits = limits
         self._loop = asyncio.get_running_loop()
         self._cpu_start = worker.cpu_ns()
-        self._wall_left = limits.wall_seconds
-        self._wall_since = self._loop.time()
-        self._wall: asyncio.TimerHandle | None = self._loop.call_later(
-            self._wall_left, self._trip, "wall"
-        )
-        self._cpu = self._loop.call_later(limits.cpu_seconds, self._check_cpu)
-        self._last: asyncio.TimerHandle | None = None
+        self._began = self._loop.time()
+        self._waited = 0.0
+        self._waiting_since: float | None = None
+        first = min(limits.cpu_seconds, limits.wall_seconds)
+        self._timer = self._loop.call_later(first, self._check)
 
     @property
     def cpu_ns(self) -> int:
@@ -42,49 +41,45 @@ class Watch:
 
     def pause(self) -> None:
         """Stop the wall clock: the cell waits for the host."""
-        if self._wall is not None:
-            self._wall.cancel()
-            self._wall = None
-            self._wall_left -= self._loop.time() - self._wall_since
+        if self._waiting_since is None:
+            self._waiting_since = self._loop.time()
 
     def resume(self) -> None:
         """Let the wall clock go on."""
-        if self._wall is None and self.tripped is None:
-            self._wall_since = self._loop.time()
-            self._wall = self._loop.call_later(self._wall_left, self._trip, "wall")
+        if self._waiting_since is not None:
+            self._waited += self._loop.time() - self._waiting_since
+            self._waiting_since = None
 
     def unwind(self) -> None:
         """Give the cell a moment to end: it called FINAL."""
-        self._cancel()
-        self._last = self._loop.call_later(UNWIND_SECONDS, self._trip, "unwind")
+        self._set(UNWIND_SECONDS, lambda: self._trip("unwind"))
 
     def ended(self) -> None:
         """The cell is over and its checkpoint is being made."""
-        self._cancel()
-        self._last = self._loop.call_later(CHECKPOINT_SECONDS, self._kill)
+        self._set(CHECKPOINT_SECONDS, self._kill)
 
     def stop(self) -> None:
         """Stop watching."""
-        self._cancel()
+        self._timer.cancel()
 
-    def _cancel(self) -> None:
-        for handle in (self._wall, self._cpu, self._last):
-            if handle is not None:
-                handle.cancel()
-        self._wall = None
+    def _set(self, seconds: float, then: Callable[[], None]) -> None:
+        self._timer.cancel()
+        self._timer = self._loop.call_later(seconds, then)
 
-    def _check_cpu(self) -> None:
-        left = self._limits.cpu_seconds - self.cpu_ns / 1e9
-        if left <= 0:
-            self._trip("cpu")
+    def _check(self) -> None:
+        now = self._loop.time()
+        waited = self._waited + (now - self._waiting_since if self._waiting_since else 0.0)
+        cpu_left = self._limits.cpu_seconds - self.cpu_ns / 1e9
+        wall_left = self._limits.wall_seconds - (now - self._began - waited)
+        if cpu_left <= 0 or wall_left <= 0:
+            self._trip("cpu" if cpu_left <= 0 else "wall")
         else:
-            self._cpu = self._loop.call_later(max(left, 0.02), self._check_cpu)
+            self._set(max(min(cpu_left, wall_left), 0.02), self._check)
 
     def _trip(self, limit: LimitName) -> None:
-        self._cancel()
         self.tripped = limit
         self._worker.interrupt()
-        self._last = self._loop.call_later(GRACE_SECONDS, self._kill)
+        self._set(GRACE_SECONDS, self._kill)
 
     def _kill(self) -> None:
         name = self.tripped or "wall"

@@ -57,19 +57,8 @@ class Worker(asyncio.Protocol):
         """Start a worker; it is not confined before it is opened."""
         ours, theirs = socket.socketpair()
         with theirs:
-            descriptor = theirs.fileno()
-            process = subprocess.Popen(
-                [interpreter(), *_FLAGS, str(_START), str(descriptor)],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                env=_ENVIRONMENT,
-                pass_fds=(descriptor,),
-                cwd="/",
-            )
-        worker = cls(process, descriptor)
-        loop = asyncio.get_running_loop()
-        await loop.create_connection(lambda: worker, sock=ours)
+            worker = cls(_spawn(theirs.fileno()), theirs.fileno())
+        await asyncio.get_running_loop().create_connection(lambda: worker, sock=ours)
         return worker
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -144,6 +133,8 @@ class Worker(asyncio.Protocol):
         if self.lost is None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 self.process.send_signal(signal.SIGINT)
+            # A worker that waits for an answer only notices the signal when a frame arrives.
+            self.send({"id": -1})
 
     def kill(self, error: KernelError | None) -> None:
         """End the process for good, for this reason or because it ended by itself."""
@@ -161,6 +152,19 @@ class Worker(asyncio.Protocol):
         if code is None:
             # The kernel takes a while to give back a large process's memory.
             asyncio.get_running_loop().run_in_executor(None, self.process.wait)
+
+
+def _spawn(descriptor: int) -> subprocess.Popen[bytes]:
+    # On the loop's own thread: a worker dies with the thread that started it.
+    return subprocess.Popen(
+        [interpreter(), *_FLAGS, str(_START), str(descriptor)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env=_ENVIRONMENT,
+        pass_fds=(descriptor,),
+        cwd="/",
+    )
 
 
 def _how(code: int | None) -> str:

@@ -15,7 +15,6 @@ from typing import Any
 from holdfast.kernels.worker.pins import Pins
 from holdfast.kernels.worker.wire import Channel
 
-
 COMMAND = 0
 
 
@@ -97,8 +96,14 @@ class Bridge:
             reads = self.pins.files.reads
             self.pins.files.reads = []
         self.channel.send(
-            {"kind": "call", "id": number, "function": path, "arguments": arguments, "files": reads,
-             "threads": _thread._count() + 1}
+            {
+                "kind": "call",
+                "id": number,
+                "function": path,
+                "arguments": arguments,
+                "files": reads,
+                "threads": _thread._count() + 1,
+            }
         )
         answer = self._wait(number, pending)
         self.pins.clock.advance_to(answer["at_ns"])
@@ -130,7 +135,6 @@ class Bridge:
 
     def _read_for_all(self, pending: _Pending) -> None:
         while pending.answer is None:
-            self.channel.wait()
             message = self.channel.receive()
             with self._state:
                 found = self._pending.get(message["id"])

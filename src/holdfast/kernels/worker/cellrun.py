@@ -149,6 +149,13 @@ class Sources:
 def run(source: str, filename: str, namespace: dict[str, Any]) -> Any:
     """Run a cell and return the value of its last expression, or None."""
     flags = AWAIT_AT_TOP
+    if "\n" not in source:
+        try:
+            code = compile(source.strip(), filename, "eval", flags, True)
+        except SyntaxError:
+            pass
+        else:
+            return _execute(code, namespace)
     tree: Any = compile(source, filename, "exec", AST_ONLY | flags, True)
     last = None
     if tree.body and isinstance(tree.body[-1], _ast.Expr):
@@ -207,7 +214,5 @@ def _only_cells(told: Any, sources: Sources, seen: set[int]) -> int | None:
     told.stack[:] = [frame for frame in told.stack if frame.filename in sources.lines]
     for other in (told.__cause__, told.__context__, *(getattr(told, "exceptions", None) or ())):
         _only_cells(other, sources, seen)
-    if told.stack:
-        return told.stack[-1].lineno
-    lineno = getattr(told, "lineno", None)
+    lineno = told.stack[-1].lineno if told.stack else getattr(told, "lineno", None)
     return int(lineno) if lineno is not None else None

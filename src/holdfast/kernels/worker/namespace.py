@@ -15,6 +15,7 @@ import hashlib
 import io
 import sys
 from collections.abc import Callable
+from itertools import islice
 from typing import Any
 
 from holdfast.kernels.worker import render
@@ -33,6 +34,7 @@ OWN_NAMES = frozenset(
     {"__name__", "__builtins__", "__doc__", "__loader__", "__spec__", "__package__"}
     | {"__annotations__", "__file__"}
 )
+_CONTAINERS = frozenset({list, tuple, dict})
 
 Piece = list[Any]
 
@@ -127,6 +129,7 @@ class Namespace:
         self._last: dict[str, tuple[Any, dict[str, Any]]] = {}
         self._slots: dict[int, _Slot] = {}
         self._fillers = [object() for _ in range(RESERVED)]
+        self._memo: dict[int, tuple[int, Any]] | None = None
 
     def dump(self) -> dict[str, Any]:
         """Return the namespace as entries; new chunks are sent on the way."""
@@ -150,7 +153,7 @@ class Namespace:
         self._assign_slots([variables[name] for name in names])
         pickler = _Pickler(self._pieces, 5)
         pickler.reducer_override = self.reduction.reduce  # type: ignore[method-assign]
-        pickler.memo = self._memo()  # type: ignore[assignment]
+        pickler.memo = self._reserved_memo()
         marked = self.reduction.marked
         entries = []
         for name in names:
@@ -172,7 +175,8 @@ class Namespace:
     def _ordered(self) -> list[str]:
         """Return the names, those last that were bound anew since the last dump."""
         variables, last = self.variables, self._last
-        stay, move = [], []
+        stay: list[str] = []
+        move: list[str] = []
         for name in self._order:
             if name in variables:
                 (stay if variables[name] is last[name][0] else move).append(name)
@@ -233,20 +237,24 @@ class Namespace:
 
     # Large text
 
-    def _memo(self) -> dict[int, tuple[int, Any]]:
+    def _reserved_memo(self) -> dict[int, tuple[int, Any]]:
+        if self._memo is not None:
+            return self._memo
         objects: list[Any] = list(self._fillers)
         objects[_NAMESPACE_SLOT] = self.variables
         objects[_BUILTINS_SLOT] = sys.modules["builtins"].__dict__
         for slot in self._slots.values():
             objects[slot.index] = slot.value
-        return {id(item): (index, item) for index, item in enumerate(objects)}
+        self._memo = {id(item): (index, item) for index, item in enumerate(objects)}
+        return self._memo
 
     def _assign_slots(self, values: list[Any]) -> None:
         found: dict[int, Any] = {}
         _find_large(values, found, [_SCAN], 0)
-        self._slots = {key: slot for key, slot in self._slots.items() if key in found}
-        if len(found) == len(self._slots):
+        if found.keys() == self._slots.keys():
             return
+        self._memo = None
+        self._slots = {key: slot for key, slot in self._slots.items() if key in found}
         free = sorted(set(range(_TEXT_SLOTS)) - {slot.index for slot in self._slots.values()})
         for key, value in found.items():
             if key not in self._slots and free:
@@ -289,13 +297,10 @@ def _find_large(values: Any, found: dict[int, Any], budget: list[int], depth: in
         if kind is str or kind is bytes:
             if len(value) >= LARGE:
                 found[id(value)] = value
-        elif kind is list or kind is tuple or kind is dict:
-            if depth < 3 and budget[0] > 0:
-                inner = value.values() if kind is dict else value
-                if len(inner) > budget[0]:
-                    inner = list(inner)[: budget[0]] if kind is dict else inner[: budget[0]]
-                budget[0] -= len(inner)
-                _find_large(inner, found, budget, depth + 1)
+        elif kind in _CONTAINERS and depth < 3 and budget[0] > 0:
+            inner = islice(value.values() if kind is dict else value, budget[0])
+            budget[0] -= len(value)
+            _find_large(inner, found, budget, depth + 1)
 
 
 def _prologue() -> bytes:

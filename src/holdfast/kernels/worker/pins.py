@@ -49,9 +49,7 @@ class Chance:
         parts = []
         for _ in range(-(-size // 64)):
             self.drawn += 1
-            parts.append(
-                _blake2.blake2b(self.drawn.to_bytes(8, "big"), key=self.seed).digest()
-            )
+            parts.append(_blake2.blake2b(self.drawn.to_bytes(8, "big"), key=self.seed).digest())
         return b"".join(parts)[:size]
 
 
@@ -109,8 +107,8 @@ class Pins:
     def install(self) -> None:
         """Patch what is loaded already and wait for the rest to be imported."""
         _pin_time(time, self.clock)
-        os.urandom = self.chance.take  # type: ignore[assignment]
-        os.getrandom = lambda size, flags=0: self.chance.take(size)  # type: ignore[assignment]
+        os.urandom = self.chance.take
+        os.getrandom = lambda size, flags=0: self.chance.take(size)
         sys.addaudithook(self.files.audit)
         patches: dict[str, Callable[[Any], None]] = {
             "_datetime": lambda module: _pin_datetime(module, self.clock),
@@ -120,7 +118,7 @@ class Pins:
         for name in list(patches):
             if name in sys.modules:
                 patches.pop(name)(sys.modules[name])
-        sys.meta_path.insert(0, _AfterImport(patches))  # type: ignore[arg-type]
+        sys.meta_path.insert(0, _AfterImport(patches))
 
     def open(self, seed: bytes) -> None:
         """Begin with a session's seed."""
@@ -176,21 +174,19 @@ class _AfterImport:
         for finder in sys.meta_path:
             spec = None if finder is self else finder.find_spec(name, path, target)
             if spec is not None and spec.loader is not None:
-                load = spec.loader.exec_module
-
-                def exec_module(module: Any) -> None:
-                    load(module)
-                    patch(module)
-
-                spec.loader = _Loader(spec.loader, exec_module)  # type: ignore[assignment]
+                spec.loader = _Loader(spec.loader, patch)  # type: ignore[assignment]
                 return spec
         return None
 
 
 class _Loader:
-    def __init__(self, loader: Any, exec_module: Callable[[Any], None]) -> None:
+    def __init__(self, loader: Any, patch: Callable[[Any], None]) -> None:
         self._loader = loader
-        self.exec_module = exec_module
+        self._patch = patch
+
+    def exec_module(self, module: Any) -> None:
+        self._loader.exec_module(module)
+        self._patch(module)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._loader, name)
@@ -200,7 +196,12 @@ class _Loader:
 
 
 def _pin_time(module: Any, clock: Clock) -> None:
-    gmtime, localtime, ctime, strftime = module.gmtime, module.localtime, module.ctime, module.strftime
+    gmtime, localtime, ctime, strftime = (
+        module.gmtime,
+        module.localtime,
+        module.ctime,
+        module.strftime,
+    )
     asctime, sleep, clock_gettime = module.asctime, module.sleep, module.clock_gettime
     clock_gettime_ns = module.clock_gettime_ns
 
@@ -220,7 +221,9 @@ def _pin_time(module: Any, clock: Clock) -> None:
     module.asctime = lambda t=None: asctime(localtime(now()) if t is None else t)
     module.strftime = lambda format, t=None: strftime(format, localtime(now()) if t is None else t)
     module.clock_gettime = lambda which: now() if which == 0 else clock_gettime(which)
-    module.clock_gettime_ns = lambda which: clock.read_ns() if which == 0 else clock_gettime_ns(which)
+    module.clock_gettime_ns = lambda which: (
+        clock.read_ns() if which == 0 else clock_gettime_ns(which)
+    )
 
 
 def _pin_datetime(module: Any, clock: Clock) -> None:

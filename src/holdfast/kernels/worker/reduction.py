@@ -304,10 +304,9 @@ class Reduction:
         if enum is not None and issubclass(meta, enum.EnumMeta):
             return self._enum(cls, attributes, given, dropped)
         kept = {k: v for k, v in attributes.items() if k not in dropped and not _generated(v)}
-        annotations = _annotations(cls)
-        if annotations and "__annotations__" not in kept:
-            kept["__annotations__"] = annotations
         kept.pop("__annotate__", None)
+        if "__annotate__" in attributes:
+            kept["__annotations__"] = _annotations(cls)
         arguments = (meta, cls.__name__, cls.__bases__, given)
         return class_, arguments, kept, None, None, set_class
 
@@ -324,7 +323,10 @@ class Reduction:
             for k, v in attributes.items()
             if k not in skipped and not (k.startswith("_") and k.endswith("_") and "__" not in k)
         }
-        if not isinstance(attributes.get("__new__"), staticmethod) or "__new_member__" in attributes:
+        if (
+            not isinstance(attributes.get("__new__"), staticmethod)
+            or "__new_member__" in attributes
+        ):
             kept.pop("__new__", None)
         kept = {k: v for k, v in kept.items() if not _inherited_enum(cls, k, v)}
         arguments = (type(cls), cls.__name__, cls.__bases__, given, members)
@@ -378,8 +380,7 @@ def _span(node: Any) -> tuple[int, int]:
 
 def _annotations(owner: Any) -> Any:
     try:
-        found = owner.__dict__.get("__annotations__") if isinstance(owner, type) else None
-        return found if found is not None else owner.__annotations__ or None
+        return owner.__annotations__ or None
     except Exception:
         return None
 
@@ -516,7 +517,7 @@ def type_variable(name: str, constraints: tuple[Any, ...], bound: Any) -> Any:
     """Make a type variable (stored format)."""
     import typing
 
-    return typing.TypeVar(name, *constraints, bound=bound)  # type: ignore[misc]
+    return typing.TypeVar(name, *constraints, bound=bound)
 
 
 def lru_cache_(function: Any, maxsize: int | None, typed: bool) -> Any:

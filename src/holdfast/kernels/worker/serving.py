@@ -179,7 +179,7 @@ class Worker:
         self.pins.clock.now_ns = command["started_at_ns"]
         self.pins.files.reset()
         self.final = None
-        sys.stdout, sys.stderr = self.stdout, self.stderr  # type: ignore[assignment]
+        sys.stdout, sys.stderr = self.stdout, self.stderr
         for stream in (self.stdout, self.stderr):
             stream.reset(command["output_fit"], command["output_limit"])
         self._repair()

@@ -9,15 +9,15 @@ from __future__ import annotations
 import io
 import pickle
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 from holdfast.kernels.worker.reduction import Marker
 
-_Unpickler: Any = pickle._Unpickler  # type: ignore[attr-defined]
+_Unpickler: Any = pickle._Unpickler
 
 
 class _Tolerant(_Unpickler):  # type: ignore[misc]
-    dispatch = dict(_Unpickler.dispatch)
+    dispatch: ClassVar[dict[int, Callable[[Any], None]]] = dict(_Unpickler.dispatch)
 
     def __init__(self, stream: Any, slots: list[Any]) -> None:
         super().__init__(stream)
@@ -75,7 +75,8 @@ def load_with_markers(
     unpickler = _Tolerant(io.BytesIO(prologue), slots)
     unpickler.load()
     memo = unpickler.memo
-    values, lost = [], []
+    values: list[Any] = []
+    lost: list[tuple[int, str]] = []
     for index, stream in enumerate(streams):
         unpickler = _Tolerant(io.BytesIO(stream), slots)
         unpickler.memo = memo

@@ -2,8 +2,9 @@
 
 A frame is a kind byte, a four-byte length and a body. What the host sends is marshalled, which the
 interpreter reads at once; what the worker sends is MessagePack, which the host can check strictly.
-Interrupts arrive as signals at any moment: waiting for a frame may be interrupted, moving one may
-not, or the pipe would lose its place.
+Interrupts arrive as signals at any moment, and one that cut into the moving of a frame would make
+the pipe lose its place: it is kept until the frame is whole. The host sends an empty frame after
+the signal, so a worker that waits for an answer notices.
 """
 
 from __future__ import annotations
@@ -11,18 +12,18 @@ from __future__ import annotations
 import _thread
 import marshal
 import os
-import select
-from collections.abc import Iterator
+from collections.abc import Callable
 from typing import Any
 
 MESSAGE, CHUNK = 0, 1
+READ_BYTES = 1 << 14
 
 
 class Shield:
     """Says when an interrupt may cut into the main thread: only while the model's code runs.
 
-    Otherwise it is kept until the shield is lifted again or, if the cell has ended, forgotten. It is
-    delivered once per cell: a cell that catches it and goes on is ended by the host.
+    Otherwise it is kept until the shield is lifted again or, if the cell has ended, forgotten. It
+    is delivered once per cell: a cell that catches it and goes on is ended by the host.
     """
 
     def __init__(self, interruption: type[BaseException]) -> None:
@@ -67,26 +68,40 @@ class Channel:
         self.descriptor = descriptor
         self.shield = shield
         self._writing = _thread.allocate_lock()
-        self._poll = select.poll()
-        self._poll.register(descriptor, select.POLLIN)
+        self._buffer = b""
         # Kept here, because model code may replace the attributes of the modules.
         self._read, self._write, self._loads = os.read, os.write, marshal.loads
-
-    def wait(self) -> None:
-        """Wait until a frame begins to arrive; the only place where an interrupt may cut in."""
-        self._poll.poll()
 
     def receive(self) -> Any:
         """Return the next message of the host."""
         with self.shield:
-            header = self._exactly(5)
-            return self._loads(self._exactly(int.from_bytes(header[1:], "big")))
+            return self._loads(self._frame())
 
     def receive_bytes(self) -> bytes:
         """Return the next raw chunk of the host."""
         with self.shield:
-            header = self._exactly(5)
-            return self._exactly(int.from_bytes(header[1:], "big"))
+            return self._frame()
+
+    def _frame(self) -> bytes:
+        buffer = self._buffer
+        while len(buffer) < 5:
+            buffer += self._some(READ_BYTES)
+        size = 5 + int.from_bytes(buffer[1:5], "big")
+        missing = size - len(buffer)
+        if missing > 0:
+            parts = [buffer]
+            while missing > 0:
+                parts.append(self._some(min(missing, 1 << 24)))
+                missing -= len(parts[-1])
+            buffer = b"".join(parts)
+        self._buffer = buffer[size:]
+        return buffer[5:size]
+
+    def _some(self, size: int) -> bytes:
+        data = self._read(self.descriptor, size)
+        if not data:
+            os._exit(0)
+        return data
 
     def send(self, message: dict[str, Any]) -> None:
         """Send one message."""
@@ -114,48 +129,40 @@ class Channel:
             while sent < len(data):
                 sent += self._write(self.descriptor, view[sent:])
 
-    def _exactly(self, size: int) -> bytes:
-        data = self._read(self.descriptor, size)
-        if len(data) == size:
-            return data
-        parts = [data]
-        missing = size - len(data)
-        while missing:
-            data = self._read(self.descriptor, missing)
-            if not data:
-                os._exit(0)
-            parts.append(data)
-            missing -= len(data)
-        return b"".join(parts)
+
+_KEYS: dict[str, bytes] = {}
 
 
 def pack(value: Any) -> bytes:
     """Return the MessagePack form of plain data."""
-    return b"".join(_pack(value))
+    parts: list[bytes] = []
+    _pack(value, parts.append)
+    return b"".join(parts)
 
 
-def _pack(value: Any) -> Iterator[bytes]:
-    if value is None:
-        yield b"\xc0"
-    elif value is True:
-        yield b"\xc3"
-    elif value is False:
-        yield b"\xc2"
-    elif type(value) is int:
-        yield b"\xd3" + value.to_bytes(8, "big", signed=True) if value > 127 or value < 0 else bytes((value,))
-    elif type(value) is str:
+def _pack(value: Any, put: Callable[[bytes], None]) -> None:
+    kind = type(value)
+    if kind is str:
         data = value.encode("utf-8", "replace")
-        yield b"\xdb" + len(data).to_bytes(4, "big") if len(data) > 31 else bytes((0xA0 | len(data),))
-        yield data
-    elif type(value) is bytes:
-        yield b"\xc6" + len(value).to_bytes(4, "big")
-        yield value
-    elif type(value) is dict:
-        yield b"\xdf" + len(value).to_bytes(4, "big")
+        size = len(data)
+        put((bytes((0xA0 | size,)) if size < 32 else b"\xdb" + size.to_bytes(4, "big")) + data)
+    elif kind is int:
+        small = 0 <= value < 128
+        put(bytes((value,)) if small else b"\xd3" + value.to_bytes(8, "big", signed=True))
+    elif kind is bytes:
+        put(b"\xc6" + len(value).to_bytes(4, "big"))
+        put(value)
+    elif kind is dict:
+        put(b"\xdf" + len(value).to_bytes(4, "big"))
         for key, item in value.items():
-            yield from _pack(key)
-            yield from _pack(item)
-    else:
-        yield b"\xdd" + len(value).to_bytes(4, "big")
+            known = _KEYS.get(key)
+            if known is None:
+                known = _KEYS[key] = bytes((0xA0 | len(key),)) + key.encode()
+            put(known)
+            _pack(item, put)
+    elif kind is list or kind is tuple:
+        put(b"\xdd" + len(value).to_bytes(4, "big"))
         for item in value:
-            yield from _pack(item)
+            _pack(item, put)
+    else:
+        put(b"\xc0" if value is None else b"\xc3" if value is True else b"\xc2")

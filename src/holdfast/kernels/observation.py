@@ -1,0 +1,132 @@
+"""What the model is shown of a cell: small things whole, big ones as kind, size and two ends.
+
+Nothing is cut without saying so and saying how much there really is, so the model can decide to
+page or to slice instead of guessing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from holdfast.kernels.port import CellResult, Excerpt, ValueView
+
+OUTPUT_CHARACTERS = 10_000
+ERROR_OUTPUT_CHARACTERS = 2_000
+VALUE_CHARACTERS = 1_000
+PREVIEW_CHARACTERS = 600
+
+_LIMITS = {
+    "memory": "went over its memory limit",
+    "cpu": "went over its CPU time limit",
+    "wall": "went over its time limit",
+    "output": "printed more than its output limit",
+    "unwind": "went on after FINAL",
+}
+
+
+def nudge() -> str:
+    """Return what a reply without code is answered with."""
+    return (
+        "There was no code to run: the reply has no fenced Python block. Write one ```python block "
+        "to go on, and call FINAL(value) in it when you have the answer."
+    )
+
+
+def observe(cells: Sequence[str], *, final: bool, skipped: int) -> str:
+    """Return the observation of a reply from those of its cells."""
+    parts = list(cells)
+    if skipped and not final:
+        parts.append(
+            f"{_count(skipped, 'later block')} did not run. What the blocks before defined is kept."
+        )
+    if not final:
+        parts.append("FINAL was not called: the turn is still open.")
+    return "\n\n".join(parts)
+
+
+def observe_cell(result: CellResult, index: int = 0, total: int = 1) -> str:
+    """Return what the model is shown of one cell."""
+    lines = [f"Block {index + 1}:"] if total > 1 else []
+    lines += _stream(result.stdout, "", OUTPUT_CHARACTERS)
+    lines += _stream(result.stderr, "stderr: ", ERROR_OUTPUT_CHARACTERS)
+    if result.value is not None:
+        lines.append(f"=> {show_value(result.value)}")
+    lines += _ending(result)
+    for item in result.unrestorable:
+        lines.append(f"Note: `{item.name}` is not kept for later cells ({item.reason}).")
+    for name in result.repaired:
+        lines.append(f"Note: `{name}` belongs to the engine; your assignment to it was undone.")
+    if len(lines) == (1 if total > 1 else 0):
+        lines.append("(no output and no value)")
+    return "\n".join(lines)
+
+
+def observe_death(message: str, index: int = 0, total: int = 1) -> str:
+    """Return what the model is shown of a cell whose worker died."""
+    head = f"Block {index + 1}:\n" if total > 1 else ""
+    return (
+        f"{head}ERROR: the interpreter ended while the cell was running ({message}). Variables are "
+        "as they were before this cell."
+    )
+
+
+def show_value(value: ValueView) -> str:
+    """Return a value whole if it fits, else its kind, size, head and tail."""
+    text = value.text
+    if text.whole and text.size <= VALUE_CHARACTERS:
+        return text.head
+    return f"«{value.kind}» {_ends(text, PREVIEW_CHARACTERS)}"
+
+
+def _stream(text: Excerpt, label: str, fit: int) -> list[str]:
+    if not text.size:
+        return []
+    if text.whole and text.size <= fit:
+        return [label + text.head.rstrip("\n")]
+    return [label + _ends(text, fit).rstrip("\n")]
+
+
+def _ends(text: Excerpt, fit: int) -> str:
+    """Return the head and the tail of a text with what lies between them counted."""
+    source_tail = text.tail if not text.whole else text.head
+    head = text.head[: fit - fit // 3]
+    room = min(fit // 3, text.size - len(head))
+    tail = source_tail[-room:] if room > 0 else ""
+    left_out = text.size - len(head) - len(tail)
+    if left_out <= 0:
+        return head + tail
+    return f"{head} […{left_out} of {text.size} characters left out…] {tail}"
+
+
+def _ending(result: CellResult) -> list[str]:
+    match result.status:
+        case "final":
+            kept = "" if result.namespace_kept else f" {_namespace(kept=False)}"
+            return [f"FINAL was called.{kept}"]
+        case "error" if result.error is not None:
+            return [f"ERROR:\n{result.error.traceback.rstrip()}"]
+        case "limit":
+            reason = _LIMITS.get(result.limit or "", "went over a limit")
+            lines = [
+                f"ERROR: the cell {reason} and was stopped. {_namespace(result.namespace_kept)}"
+            ]
+            if result.error is not None and result.error.line is not None:
+                lines.append(f"It was at line {result.error.line}.")
+            return lines
+        case "diverged":
+            made = _count(len(result.calls), "call")
+            return [
+                f"ERROR: this cell was interrupted and did not run the same way again: "
+                f"{result.detail}. It had made {made}. {_namespace(kept=False)}"
+            ]
+    return []
+
+
+def _namespace(kept: bool) -> str:
+    if kept:
+        return "What it had assigned until then is kept."
+    return "Variables are as they were before this cell."
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
