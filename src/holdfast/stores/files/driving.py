@@ -1,0 +1,71 @@
+"""Driving: taking, proving and giving back the right to drive a session.
+
+The lease file is replaced under the session's lock and the epoch only grows, so every append of an
+earlier holder is refused. That a holder lives is shown by its owner's heartbeat.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from holdfast.core.errors import NotFound, SessionDeleted
+from holdfast.stores import rows
+from holdfast.stores.files import derived
+from holdfast.stores.files.derived import swap
+from holdfast.stores.files.lease_file import Holding, heartbeat_bytes, holding_bytes
+from holdfast.stores.files.session_files import Place, SessionFiles
+from holdfast.stores.files.writes import replace_file
+from holdfast.stores.owner import Heartbeat
+from holdfast.stores.port import Lease
+
+
+def beat(place: Place, heartbeat: Heartbeat) -> None:
+    """Store a sign of life; it need not outlive a power cut, since its process does not."""
+    swap(place.disk, place.layout.heartbeat(heartbeat.owner), heartbeat_bytes(heartbeat))
+
+
+def acquire(files: SessionFiles, heartbeat: Heartbeat, held: Lease | None, takeover: bool) -> Lease:
+    """Take the lease; `held` is the one that this handle has of the session, if any."""
+    beat(files.place, heartbeat)
+    with files.writing():
+        holding = files.holding()
+        info = files.lease(holding)
+        # A lease in our name that this handle never got is the trace of a failed acquire.
+        unclaimed = holding.owner == heartbeat.owner and (
+            held is None or held.epoch != holding.epoch
+        )
+        if info is not None and info.live and not unclaimed:
+            raise rows.held_error(info)
+        tip = files.settled_tip()
+        imported = files.log.header().imported
+        if imported is not None and imported != holding.taken and not takeover:
+            raise rows.imported_error(files.id)
+        epoch = max(holding.epoch, tip.epoch) + 1
+        new = Holding(heartbeat.owner, epoch, imported)
+        what = f"taking the lease of session {files.id!r}"
+        replace_file(files, files.lease_path, holding_bytes(new), what)
+    return Lease(files.id, heartbeat.owner, epoch)
+
+
+def renew(files: SessionFiles, heartbeat: Heartbeat, lease: Lease) -> None:
+    """Prove that a lease still holds, and show that its owner lives."""
+    files.check_present()
+    holding = files.holding()
+    if (holding.owner, holding.epoch) != (lease.owner, lease.epoch):
+        raise rows.lost_error(lease, files.lease(holding))
+    beat(files.place, heartbeat)
+
+
+def release(files: SessionFiles, lease: Lease) -> None:
+    """Give a lease back; harmless if it was lost or its session deleted."""
+    try:
+        with files.writing():
+            holding = files.holding()
+            if (holding.owner, holding.epoch) != (lease.owner, lease.epoch):
+                return
+            what = f"giving back the lease of session {files.id!r}"
+            free = holding_bytes(replace(holding, owner=None))
+            replace_file(files, files.lease_path, free, what)
+        derived.refresh(files, force=True)
+    except (NotFound, SessionDeleted):
+        return

@@ -1,0 +1,88 @@
+"""The inbox file: what outsiders asked of a session, one sealed line each, in order of arrival.
+
+Lines are only added. That an item was consumed stands in the log, in the line of the batch that
+took it, and nowhere else: it is consumed exactly when that batch is there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from holdfast.blobs.disk import Disk
+from holdfast.core.errors import Corruption
+from holdfast.core.payloads import from_record, to_record
+from holdfast.core.records import Record
+from holdfast.stores.files.lines import seal, unseal
+from holdfast.stores.port import InboxItem
+
+
+@dataclass(slots=True)
+class Inbox:
+    """The items read so far; `end` is the byte behind the last of them."""
+
+    items: dict[str, InboxItem] = field(default_factory=dict)
+    end: int = 0
+    torn: int = 0
+
+
+class InboxFile:
+    """The inbox of one session."""
+
+    def __init__(self, disk: Disk, path: Path, session: str) -> None:
+        self.disk = disk
+        self.path = path
+        self.session = session
+
+    def size(self) -> int:
+        """Return the file's size, 0 where there is none."""
+        found = self.disk.stat(self.path)
+        return 0 if found is None else found.size
+
+    def read(self) -> Inbox:
+        """Return all items, as if none were consumed."""
+        inbox = Inbox()
+        size = self.size()
+        data = self.disk.read(self.path, 0, size) if size else b""
+        *texts, rest = data.split(b"\n")
+        for number, text in enumerate(texts, 1):
+            try:
+                item = _item(self.session, unseal(text))
+            except Corruption as error:
+                if number == len(texts) and not rest and b"\0" in text:
+                    break
+                raise Corruption(
+                    f"line {number} of the inbox of session {self.session!r} is damaged: {error}; "
+                    "take the line out by hand if its item is not needed",
+                    session=self.session,
+                    line=number,
+                ) from error
+            inbox.items[item.key] = item
+            inbox.end += len(text) + 1
+        inbox.torn = len(data) - inbox.end
+        return inbox
+
+
+def item_line(item: InboxItem) -> bytes:
+    """Return an item as it is stored."""
+    record: Record = {"at": item.at, "key": item.key, "kind": item.kind}
+    if item.call_id is not None:
+        record["call_id"] = item.call_id
+    if item.content is not None:
+        record["content"] = to_record(item.content)
+    return seal(record)
+
+
+def _item(session: str, record: Record) -> InboxItem:
+    try:
+        key, kind, at = msgspec.convert(
+            (record["key"], record["kind"], record["at"]), tuple[str, str, str]
+        )
+        call_id = msgspec.convert(record.get("call_id"), str | None)
+    except (KeyError, msgspec.ValidationError) as error:
+        raise Corruption(f"it is no inbox item: {error!r}") from error
+    content = record.get("content")
+    slot = None if content is None else from_record(content)
+    return InboxItem(session, key, kind, at, call_id, slot)

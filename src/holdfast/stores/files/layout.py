@@ -1,0 +1,107 @@
+"""The layout: where each thing of a files store lies, and which format the store has.
+
+    holdfast.json                      format of the store
+    payloads/<tenant>/<xx>/<id>.zst    values by content
+    owners/<owner>.json                heartbeats of the processes that drive sessions
+    deleted/<id>.json                  tombstones: these ids are never used again
+    sessions.jsonl                     derived: order of listings
+    runs/<id>/events.jsonl             the log, the only truth about a session
+    runs/<id>/inbox.jsonl              what outsiders asked of it
+    runs/<id>/payloads.txt             payloads put for later appends
+    runs/<id>/lease.json               who drives it
+    runs/<id>/run.json                 derived: the session as it stands
+    runs/<id>/artifacts/<node>/<version>.json, interactions/<call>.json   derived copies
+
+Every path is made here, from ids that were checked, so no other module can leave the store.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from pathlib import Path
+
+from holdfast.blobs.disk import Disk
+from holdfast.core.errors import Corruption, InvalidId, NothingWritten, StoreNewer
+from holdfast.core.ids import check_id
+from holdfast.core.records import canonical, parse
+
+STORE_FORMAT = 1
+
+
+class Layout:
+    """The paths of one store."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.runs = root / "runs"
+        self.owners = root / "owners"
+        self.deleted = root / "deleted"
+        self.payloads = root / "payloads"
+        self.index = root / "sessions.jsonl"
+        self.format = root / "holdfast.json"
+        self.sweep_lock = root / "sweep.lock"
+
+    def run(self, session_id: str) -> Path:
+        """Return the directory of a session."""
+        return self.runs / check_id(session_id)
+
+    def log(self, session_id: str) -> Path:
+        """Return the log of a session."""
+        return self.run(session_id) / "events.jsonl"
+
+    def tombstone(self, session_id: str) -> Path:
+        """Return what says that a session was deleted."""
+        return self.deleted / f"{check_id(session_id)}.json"
+
+    def heartbeat(self, owner: str) -> Path:
+        """Return the heartbeat of an owner."""
+        return self.owners / f"{check_id(owner, 'owner id')}.json"
+
+    def artifact(self, session_id: str, node: str, version: int) -> Path:
+        """Return the derived copy of an artifact."""
+        return self.run(session_id) / "artifacts" / file_name(node) / f"{int(version)}.json"
+
+    def interaction(self, session_id: str, call_id: str) -> Path:
+        """Return the derived copy of an exchange with a person."""
+        return self.run(session_id) / "interactions" / f"{file_name(call_id)}.json"
+
+    def prepare(self, disk: Disk) -> None:
+        """Make an empty place a store, or check that the store there can be used."""
+        try:
+            self._prepare(disk)
+        except OSError as error:
+            raise NothingWritten(
+                f"the store at {str(self.root)!r} cannot be opened: {error}; check its "
+                "permissions and the disk"
+            ) from error
+
+    def _prepare(self, disk: Disk) -> None:
+        if disk.stat(self.format) is None:
+            for directory in (self.runs, self.owners, self.deleted, self.payloads):
+                disk.make_directories(directory)
+            disk.replace(self.format, canonical({"format": "files", "v": STORE_FORMAT}) + b"\n")
+            return
+        record = parse(disk.read(self.format))
+        version = record.get("v") if isinstance(record, dict) else None
+        if not isinstance(version, int):
+            raise Corruption(
+                f"{str(self.format)!r} is damaged; it should read "
+                f'{{"format":"files","v":{STORE_FORMAT}}}'
+            )
+        if version > STORE_FORMAT:
+            raise StoreNewer(
+                f"the store at {str(self.root)!r} has format {version}; this release reads up to "
+                f"{STORE_FORMAT}: upgrade Holdfast"
+            )
+
+
+def file_name(text: str) -> str:
+    """Return a file name that no file system takes for anything but this free-form text."""
+    try:
+        if len(text) <= 64:
+            return check_id(text)
+    except InvalidId:
+        pass
+    readable = re.sub(r"[^a-z0-9]+", "-", text.lower(), flags=re.ASCII)[:40].strip("-")
+    return f"{readable or 'x'}~{hashlib.sha256(text.encode('utf-8', 'replace')).hexdigest()[:16]}"

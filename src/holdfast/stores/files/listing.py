@@ -1,0 +1,104 @@
+"""Listings: which sessions there are, newest first.
+
+When a session came into the store stands in the header of its log and never changes. The derived
+file `sessions.jsonl` repeats it, so that a listing need not open every log; what is missing or
+damaged there is read from the logs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+
+from holdfast.core.errors import Corruption, InvalidId, NotFound, SessionDeleted
+from holdfast.stores import rows
+from holdfast.stores.files.lines import seal, unseal
+from holdfast.stores.files.log_file import LogFile
+from holdfast.stores.files.session_files import Place, SessionFiles
+from holdfast.stores.port import SessionFilter, SessionInfo, SessionPage
+
+
+def note_order(place: Place, session_id: str, order: int) -> None:
+    """Add a new session to the derived index."""
+    with suppress(OSError):
+        place.disk.append(place.layout.index, seal({"id": session_id, "order": order}))
+
+
+class Listing:
+    """The order of a store's sessions, as far as this handle has learned it."""
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+        self._orders: dict[str, int] = {}
+        self._read_to = 0
+
+    def page(
+        self,
+        where: SessionFilter | None,
+        limit: int,
+        cursor: str | None,
+        open_session: Callable[[str], SessionFiles],
+    ) -> SessionPage:
+        """Return one page of sessions, newest first."""
+        below = rows.read_cursor(cursor)
+        found: list[tuple[int, SessionInfo]] = []
+        ordered = sorted(((order, name) for name, order in self._present().items()), reverse=True)
+        for order, name in ordered:
+            if order >= below:
+                continue
+            files = open_session(name)
+            try:
+                files.check_present()
+                info = files.info()
+            except (NotFound, SessionDeleted, FileNotFoundError):
+                continue
+            if rows.matches(info, where):
+                found.append((order, info))
+                if len(found) > limit:
+                    break
+        page = found[:limit]
+        more = rows.write_cursor(page[-1][0]) if len(found) > limit else None
+        return SessionPage(tuple(info for _, info in page), more)
+
+    def _present(self) -> dict[str, int]:
+        """Return the sessions that are there, with their order."""
+        place = self._place
+        names = place.disk.names(place.layout.runs)
+        if any(name not in self._orders for name in names):
+            self._read_index()
+        out = {}
+        for name in names:
+            order = self._orders.get(name)
+            if order is None:
+                order = self._order_of(name)
+                if order is None:
+                    continue
+                self._orders[name] = order
+            out[name] = order
+        return out
+
+    def _read_index(self) -> None:
+        place = self._place
+        try:
+            data = place.disk.read(place.layout.index, self._read_to)
+        except FileNotFoundError:
+            return
+        *lines, rest = data.split(b"\n")
+        self._read_to += len(data) - len(rest)
+        for line in lines:
+            with suppress(Corruption):
+                record = unseal(line)
+                self._orders[str(record["id"])] = int(record["order"])
+
+    def _order_of(self, name: str) -> int | None:
+        """Return a session's order by its own log; 0 where that cannot be read, None if absent."""
+        layout = self._place.layout
+        try:
+            path = layout.log(name)
+            if self._place.disk.stat(path) is None:
+                return None
+            return LogFile(self._place.disk, path, name).header().order
+        except InvalidId:
+            return None
+        except Corruption:
+            return 0

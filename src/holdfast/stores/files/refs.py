@@ -1,0 +1,132 @@
+"""Refs: which payloads a session has a right to, learned from its lines only as far as needed.
+
+A payload belongs to a session whose events or inbox refer to it, directly or through a manifest,
+or for which it was put. What this handle reads or writes is remembered; what it has not met yet is
+looked for from the newest line backwards, since a ref in use is nearly always a recent one.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+from holdfast.blobs.disk import Disk
+from holdfast.core.errors import Corruption, InvalidId, InvalidRef
+from holdfast.core.ids import check_content_id
+from holdfast.core.payloads import Slot, manifest_slots, walk
+from holdfast.stores.files.inbox_file import InboxFile
+from holdfast.stores.files.lines import BatchLine
+from holdfast.stores.files.log_file import LogFile
+
+ReadBlob = Callable[[str], bytes | None]
+"""Given a payload id, return its bytes or None."""
+
+
+class Refs:
+    """What one session refers to, as far as it was looked at."""
+
+    def __init__(self, log: LogFile, inbox: InboxFile, read: ReadBlob) -> None:
+        self._log = log
+        self._inbox = inbox
+        self._read = read
+        self._guard = threading.Lock()
+        self._known: set[str] = set()
+        self._rewrites = -1
+        self._low = self._high = 0
+
+    def missing(self, wanted: Iterable[str], rewrites: int) -> set[str]:
+        """Return those of the wanted ids that neither log nor inbox refer to."""
+        with self._guard:
+            left = set(wanted)
+            if rewrites != self._rewrites:
+                self._known.clear()
+                self._rewrites = rewrites
+                self._low = self._high = self._log.tail().end
+            left -= self._known
+            if left:
+                left -= self._newer()
+            if left:
+                items = self._inbox.read().items.values()
+                self._learn(item.content for item in items if item.content is not None)
+                left -= self._known
+            if left:
+                self._older(left)
+            return left - self._known
+
+    def _newer(self) -> set[str]:
+        for line in self._log.forward(self._high):
+            if line.batch is not None:
+                self._learn(slots_of_line(line.batch))
+            self._high = line.end
+        return self._known
+
+    def _older(self, wanted: set[str]) -> None:
+        for line in self._log.backward(self._low):
+            if line.batch is not None:
+                self._learn(slots_of_line(line.batch))
+            self._low = line.start
+            if wanted <= self._known:
+                return
+
+    def _learn(self, slots: Iterable[Slot]) -> None:
+        self._known.update(item.id for item in closure(slots, self._read, self._known))
+
+
+def closure(slots: Iterable[Slot], read: ReadBlob, seen: set[str]) -> Iterator[Slot]:
+    """Yield the payloads that slots refer to and that are not seen yet, manifests followed."""
+    queue = list(slots)
+    met: set[str] = set()
+    while queue:
+        item = queue.pop()
+        if item.inline or item.erased is not None or item.id in seen or item.id in met:
+            continue
+        met.add(item.id)
+        yield item
+        if item.encoding == "manifest":
+            try:
+                data = read(item.id)
+                queue.extend(() if data is None else manifest_slots(item, data))
+            except (Corruption, InvalidRef, InvalidId):
+                # Damaged: what it referred to is out of reach, and verify names it.
+                continue
+
+
+def slots_of_line(batch: BatchLine) -> Iterator[Slot]:
+    """Yield the slots of a line's events."""
+    for event in batch.events:
+        yield from walk(event.data)
+
+
+class Grants:
+    """Payloads put for later appends: one id per line, durable before the put returns."""
+
+    def __init__(self, disk: Disk, path: Path) -> None:
+        self._disk = disk
+        self._path = path
+
+    def read(self) -> set[str]:
+        """Return the ids; a torn line is no id."""
+        try:
+            lines = self._disk.read(self._path).decode("ascii", "replace").splitlines()
+        except FileNotFoundError:
+            return set()
+        return {line for line in lines if _is_id(line)}
+
+    def add(self, payload_id: str) -> None:
+        """Add an id, durably; the caller holds the session's lock."""
+        if payload_id in self.read():
+            self._disk.sync(self._path)
+            return
+        # The newline in front ends what an earlier write may have left unfinished.
+        self._disk.append(self._path, f"\n{payload_id}\n".encode())
+        self._disk.sync(self._path)
+        self._disk.sync_directory(self._path.parent)
+
+
+def _is_id(text: str) -> bool:
+    try:
+        check_content_id(text)
+    except InvalidId:
+        return False
+    return True

@@ -1,0 +1,265 @@
+"""One session's files: how they are read, locked and judged.
+
+Reads take no lock and write nothing. Whoever writes holds the session's lock, finds the tip by
+reading what others added since, and first takes away what an interrupted write left behind the
+last whole line; the bytes taken away are kept beside the log.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+import msgspec
+
+from holdfast.blobs.directory import DirectoryBlobStore
+from holdfast.blobs.disk import Disk
+from holdfast.core.errors import (
+    Corruption,
+    HoldfastError,
+    NothingWritten,
+    OutcomeUnknown,
+    SessionDeleted,
+    SessionNotFound,
+    StoreFailed,
+)
+from holdfast.core.events import Event, now
+from holdfast.core.payloads import Slot, check_bytes
+from holdfast.stores import rows
+from holdfast.stores.files import tip as tips
+from holdfast.stores.files.inbox_file import InboxFile
+from holdfast.stores.files.layout import Layout
+from holdfast.stores.files.lease_file import Holding, lease_info, read_heartbeat, read_holding
+from holdfast.stores.files.locks import locked
+from holdfast.stores.files.log_file import LogFile
+from holdfast.stores.files.refs import Grants, Refs
+from holdfast.stores.files.tip import Tip
+from holdfast.stores.port import InboxItem, LeaseInfo, SessionInfo
+
+_Result = TypeVar("_Result")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What all sessions of a store share."""
+
+    layout: Layout
+    disk: Disk
+    blobs: DirectoryBlobStore
+
+    @contextmanager
+    def unswept(self, needed: bool = True) -> Iterator[None]:
+        """Keep gc from removing payloads between their put and the line that refers to them."""
+        if not needed:
+            yield
+            return
+        with locked(self.layout.sweep_lock, shared=True):
+            yield
+
+
+class SessionFiles:
+    """The files of one session, as one store handle sees them; used from several threads."""
+
+    def __init__(self, place: Place, session_id: str) -> None:
+        self.id = session_id
+        self.place = place
+        self.folder = place.layout.run(session_id)
+        self.log = LogFile(place.disk, place.layout.log(session_id), session_id)
+        self.inbox = InboxFile(place.disk, self.folder / "inbox.jsonl", session_id)
+        self.grants = Grants(place.disk, self.folder / "payloads.txt")
+        self.refs = Refs(self.log, self.inbox, self._blob)
+        self.lease_path = self.folder / "lease.json"
+        self.run_path = self.folder / "run.json"
+        self.derived_seq: int | None = None
+        self.derived_at = 0.0
+        self.derived_status = ""
+        self._tip: Tip | None = None
+        self._mutex = threading.RLock()
+
+    def check_present(self) -> None:
+        """Raise where the session was deleted or never was."""
+        if self.place.disk.stat(self.place.layout.tombstone(self.id)) is not None:
+            raise SessionDeleted(
+                f"session {self.id!r} was deleted; its id is not used again, choose another one"
+            )
+        if self.place.disk.stat(self.log.path) is None:
+            raise SessionNotFound(f"there is no session {self.id!r} in this store")
+
+    def reading(self, read: Callable[[], _Result]) -> _Result:
+        """Return what a read gives; say of an absent session that it is absent."""
+        self.check_present()
+        try:
+            return self.log.steady(read)
+        except FileNotFoundError:
+            self.check_present()
+            raise
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Hold the session's lock; the session may be absent."""
+        with self._mutex, locked(self.folder / "lock"):
+            yield
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Hold the lock of a session that is there."""
+        self.check_present()
+        try:
+            with self.lock():
+                self.check_present()
+                yield
+        except FileNotFoundError:
+            self.check_present()
+            raise
+
+    def tip(self) -> Tip:
+        """Return the tip as it stands; Corruption where a line behind the known one is damaged."""
+        self._tip = found = self._load(lenient=False)
+        return found
+
+    def readable_tip(self) -> Tip:
+        """Return the tip of what can be read, damaged or not."""
+        try:
+            return self.tip()
+        except Corruption:
+            return self._load(lenient=True)
+
+    def _load(self, *, lenient: bool) -> Tip:
+        known = self._tip
+
+        def read() -> Tip:
+            snapshot = None
+            if known is None or not tips.holds(self.log, known, self.log.size()):
+                snapshot = self._snapshot()
+            return tips.load(self.log, self.inbox, (known, snapshot), lenient=lenient)
+
+        return self.log.steady(read)
+
+    def settled_tip(self) -> Tip:
+        """Return the tip after taking away an unfinished last line; the caller has the lock."""
+        found = self.tip()
+        torn = self.log.size() - found.end
+        if torn:
+            disk = self.place.disk
+            stamp = now().replace(":", "").replace(".", "-")
+            cut = disk.read(self.log.path, found.end, torn)
+            disk.replace(self.folder / f"torn-{stamp}.bin", cut)
+            disk.truncate(self.log.path, found.end)
+            disk.sync(self.log.path)
+        return found
+
+    def moved(self, tip: Tip | None) -> None:
+        """Remember a new tip, or forget the old one."""
+        self._tip = tip
+
+    def info(self) -> SessionInfo:
+        """Return the session's row of a listing, damaged or not."""
+        tip = self.readable_tip()
+        holding = self.holding()
+        return rows.info_of(
+            tip.state, self.is_live(holding), self.is_imported(holding), len(tip.pending)
+        )
+
+    def holding(self) -> Holding:
+        """Return what the lease file says."""
+        return read_holding(self.place.disk, self.lease_path)
+
+    def lease(self, holding: Holding) -> LeaseInfo | None:
+        """Return the lease as others see it."""
+        beat = None
+        if holding.owner is not None:
+            beat = read_heartbeat(self.place.disk, self.place.layout.heartbeat(holding.owner))
+        return lease_info(self.id, holding, beat)
+
+    def is_live(self, holding: Holding) -> bool:
+        """Tell whether a living process holds the session."""
+        lease = self.lease(holding)
+        return lease is not None and lease.live
+
+    def is_imported(self, holding: Holding) -> bool:
+        """Tell whether this is a copy with open work that nobody took over."""
+        try:
+            imported = self.log.header().imported
+        except HoldfastError:
+            return False
+        return imported is not None and imported != holding.taken
+
+    def inbox_items(self, pending: bool) -> list[InboxItem]:
+        """Return inbox items in order of arrival."""
+        waiting = self.tip().pending
+        items = self.inbox.read().items.values()
+        if pending:
+            return [item for item in items if item.key in waiting]
+        consumed = self.consumed()
+        return [replace(item, consumed_seq=consumed.get(item.key)) for item in items]
+
+    def stored_item(self, item: InboxItem) -> InboxItem:
+        """Return an inbox item with the event that consumed it, if one did."""
+        if item.key in self.tip().pending:
+            return item
+        return replace(item, consumed_seq=self.consumed().get(item.key))
+
+    def consumed(self) -> dict[str, int]:
+        """Return which event consumed each inbox key; reads the whole log."""
+        return {
+            key: line.batch.last
+            for line in self.log.forward(0)
+            if line.batch is not None
+            for key in line.batch.consumes
+        }
+
+    def events(self) -> list[Event]:
+        """Return the whole log."""
+        return self.log.page(0, None, 2**62, False, None)
+
+    def foreign(self, wanted: Iterable[str]) -> set[str]:
+        """Return those of the wanted payload ids that the session's log does not refer to."""
+        ids = set(wanted)
+        return self.log.steady(lambda: self.refs.missing(ids, self.log.header().rewrites))
+
+    def payload(self, payload_id: str) -> bytes:
+        """Return a payload that belongs to this session, its digest checked."""
+        mark = self.log.header().erased.get(payload_id)
+        if mark is not None:
+            raise rows.erased_error(payload_id, *mark)
+        data = self._blob(payload_id)
+        if self.foreign([payload_id]) and (data is None or payload_id not in self.grants.read()):
+            raise rows.foreign_error(self.id, payload_id)
+        if data is None:
+            raise rows.missing_error(self.id, payload_id)
+        return check_bytes(Slot(payload_id, "bytes", "chunk", len(data)), data)
+
+    def tenant(self) -> str:
+        """Return the tenant, which never changes."""
+        return (self._tip or self.readable_tip()).state.tenant
+
+    def _blob(self, payload_id: str) -> bytes | None:
+        return self.place.blobs.get(self.tenant(), payload_id)
+
+    def _snapshot(self) -> Tip | None:
+        try:
+            record = msgspec.json.decode(self.place.disk.read(self.run_path))
+            return tips.from_snapshot(self.log, record["snapshot"])
+        except (FileNotFoundError, msgspec.DecodeError, UnicodeDecodeError, KeyError, TypeError):
+            return None
+
+
+def write_failed(what: str, error: OSError) -> NothingWritten:
+    """Return the error that says a write failed and left nothing."""
+    return NothingWritten(f"{what} failed and nothing was written: {error}; try again")
+
+
+def unknown(what: str, error: OSError) -> OutcomeUnknown:
+    """Return the error that says a write may or may not have been stored."""
+    return OutcomeUnknown(
+        f"{what} failed midway: {error}; whether it was stored is unknown, read again before "
+        "anything else"
+    )
+
+
+def read_failed(what: str, error: OSError) -> StoreFailed:
+    """Return the error that says a read failed."""
+    return StoreFailed(f"{what} could not be read: {error}; check the disk and read again")

@@ -1,0 +1,366 @@
+"""The files store: sessions as plain files that people and tools can read.
+
+One directory per session, one line per batch. Several processes of one host share a store: locks
+are flock, held only around check, write and sync, and reads take none. This module is the async
+face; what each verb does to the files stands in the modules beside it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TypeVar
+
+from holdfast.blobs.directory import DirectoryBlobStore
+from holdfast.blobs.disk import Disk
+from holdfast.core.errors import Corruption, HoldfastError, InvalidInput
+from holdfast.core.events import Event
+from holdfast.core.facts import Fact, SessionStarted
+from holdfast.core.heads import EdgeDraft, HeadDraft
+from holdfast.core.ids import check_content_id, check_id, check_key
+from holdfast.core.payloads import Slot, check_bytes
+from holdfast.core.state import State
+from holdfast.stores import rows
+from holdfast.stores.feed import Feed, HintSubscription, SessionSubscription
+from holdfast.stores.files import driving, rewrites, sweep, writes
+from holdfast.stores.files.layout import Layout
+from holdfast.stores.files.listing import Listing
+from holdfast.stores.files.session_files import Place, SessionFiles
+from holdfast.stores.files.threads import Threads
+from holdfast.stores.files.watch import Watch
+from holdfast.stores.owner import Owner
+from holdfast.stores.place import check_local
+from holdfast.stores.port import (
+    GC_GRACE_SECONDS,
+    LEASE_SECONDS,
+    Appended,
+    GcReport,
+    ImportOutcome,
+    InboxDraft,
+    InboxItem,
+    Lease,
+    LeaseInfo,
+    SessionFilter,
+    SessionInfo,
+    SessionPage,
+    StoreFlags,
+    Transient,
+)
+
+REMEMBERED = 4096
+"""How many sessions a handle keeps in mind; one that it forgets is read again from its files."""
+
+_Result = TypeVar("_Result")
+
+
+class FilesSessionStore:
+    """A handle on a directory of sessions; `open` makes one."""
+
+    def __init__(self, place: Place, lease_seconds: float) -> None:
+        self._place = place
+        self._sessions: dict[str, SessionFiles] = {}
+        self._guard = threading.Lock()
+        self._held: dict[str, Lease] = {}
+        self._threads = Threads()
+        self._owner = Owner(lambda beat: driving.beat(place, beat), lease_seconds=lease_seconds)
+        self._listing = Listing(place)
+        self._watch = Watch(place, self._files)
+        self._feed = Feed(self._page, self._watch.poll)
+        self._closed = False
+
+    @classmethod
+    async def open(
+        cls,
+        root: Path,
+        *,
+        disk: Disk | None = None,
+        lease_seconds: float = LEASE_SECONDS,
+        force_network: bool = False,
+    ) -> FilesSessionStore:
+        """Open the store at a directory, which is made one if it is new."""
+        used = disk or Disk()
+
+        def prepare() -> Layout:
+            check_local(root, force=force_network)
+            layout = Layout(root.absolute())
+            layout.prepare(used)
+            return layout
+
+        layout = await asyncio.to_thread(prepare)
+        return cls(Place(layout, used, DirectoryBlobStore(layout.payloads, used)), lease_seconds)
+
+    @property
+    def flags(self) -> StoreFlags:
+        """Return what this store is."""
+        url = f"files:{self._place.layout.root}"
+        return StoreFlags("files", durable=True, multi_process=True, url=url)
+
+    @property
+    def owner(self) -> str:
+        """Return this handle's owner id."""
+        return self._owner.id
+
+    async def create_session(
+        self,
+        session_id: str,
+        started: SessionStarted,
+        *,
+        payloads: Iterable[Slot] = (),
+        adopt_from: str | None = None,
+    ) -> State:
+        """Create a session by its first event, or return the existing one's state."""
+        check_id(started.tenant, "tenant")
+        given = tuple(payloads)
+        return await self._write(
+            session_id,
+            lambda files: writes.create(files, started, given, self._source(adopt_from)),
+        )
+
+    async def append(
+        self,
+        lease: Lease,
+        after_seq: int,
+        facts: Sequence[Fact],
+        *,
+        head: HeadDraft | None = None,
+        edges: Sequence[EdgeDraft] = (),
+        consumes: Sequence[str] = (),
+        payloads: Iterable[Slot] = (),
+        adopt_from: str | None = None,
+    ) -> Appended:
+        """Append one atomic batch."""
+        given = tuple(payloads)
+
+        def work(files: SessionFiles) -> Appended:
+            source = self._source(adopt_from)
+            request = writes.Request(lease, after_seq, facts, head, edges, consumes, given, source)
+            return writes.append(files, request)
+
+        return await self._write(lease.session, work)
+
+    async def put_payload(self, session_id: str, item: Slot) -> Slot:
+        """Make a payload durable for later appends of this session."""
+        if item.data is None:
+            raise InvalidInput(f"payload {item.id!r} comes without its bytes")
+        check_bytes(item, item.data)
+        await self._write(session_id, lambda files: writes.put_payload(files, item), moves=False)
+        return item.bare()
+
+    async def get_payload(self, session_id: str, payload_id: str) -> bytes:
+        """Return a payload that this session refers to, its digest checked."""
+        check_content_id(payload_id)
+        return await self._read(session_id, lambda files: files.payload(payload_id))
+
+    async def load_state(self, session_id: str) -> State:
+        """Return the state at the tip."""
+        return await self._read(session_id, lambda files: files.tip().state)
+
+    async def read_events(
+        self,
+        session_id: str,
+        *,
+        after: int = 0,
+        before: int | None = None,
+        limit: int = 1000,
+        reverse: bool = False,
+        types: Sequence[str] | None = None,
+    ) -> list[Event]:
+        """Return a page of events."""
+        rows.check_page(after, before, limit)
+        return await self._read(
+            session_id, lambda files: files.log.page(after, before, limit, reverse, types)
+        )
+
+    async def session_info(self, session_id: str) -> SessionInfo:
+        """Return one session's row of a listing."""
+        return await self._read(session_id, SessionFiles.info)
+
+    async def list_sessions(
+        self,
+        where: SessionFilter | None = None,
+        *,
+        limit: int = 100,
+        cursor: str | None = None,
+    ) -> SessionPage:
+        """Return one page of sessions, newest created first."""
+        rows.check_page(0, None, limit)
+        self._owner.check_process()
+        return await self._threads.read(
+            "the list of sessions", lambda: self._listing.page(where, limit, cursor, self._files)
+        )
+
+    async def put_inbox(self, session_id: str, draft: InboxDraft) -> InboxItem:
+        """Ask something of a session, without its lease."""
+        rows.check_draft(draft)
+        return await self._write(session_id, lambda files: writes.put_inbox(files, draft))
+
+    async def list_inbox(self, session_id: str, *, pending: bool = True) -> list[InboxItem]:
+        """Return inbox items in order of arrival."""
+        return await self._read(session_id, lambda files: files.inbox_items(pending))
+
+    async def acquire(self, session_id: str, *, takeover: bool = False) -> Lease:
+        """Take the right to drive a session."""
+
+        def work(files: SessionFiles) -> Lease:
+            beat = self._owner.heartbeat()
+            lease = driving.acquire(files, beat, self._held.get(session_id), takeover)
+            self._held[session_id] = lease
+            self._owner.start()
+            return lease
+
+        return await self._write(session_id, work, moves=False)
+
+    async def renew(self, lease: Lease) -> None:
+        """Prove that the lease still holds."""
+        await self._write(
+            lease.session,
+            lambda files: driving.renew(files, self._owner.heartbeat(), lease),
+            moves=False,
+        )
+
+    async def release(self, lease: Lease) -> None:
+        """Give the lease back."""
+
+        def work(files: SessionFiles) -> None:
+            driving.release(files, lease)
+            if self._held.get(lease.session) == lease:
+                del self._held[lease.session]
+
+        await self._write(lease.session, work, moves=False)
+
+    async def lease_of(self, session_id: str) -> LeaseInfo | None:
+        """Return who holds the session."""
+        return await self._read(session_id, lambda files: files.lease(files.holding()))
+
+    def subscribe(self, session_id: str, *, after: int = 0) -> SessionSubscription:
+        """Follow one session from a position."""
+        check_id(session_id)
+        return self._feed.subscribe(session_id, after)
+
+    def subscribe_all(self) -> HintSubscription:
+        """Follow all sessions by hints."""
+        self._watch.restart()
+        return self._feed.subscribe_all()
+
+    def notify(self, item: Transient) -> None:
+        """Hand a live-only item to this handle's subscribers."""
+        check_id(item.session)
+        self._feed.notify(item)
+
+    async def delete(self, session_id: str) -> None:
+        """Delete a session that nobody drives."""
+        await self._write(session_id, rewrites.delete, moves=False)
+
+    async def erase(self, session_id: str, payload_id: str, rule: str) -> int:
+        """Erase one value from a session."""
+        check_content_id(payload_id)
+        check_key(rule, "erasure rule")
+        return await self._write(
+            session_id,
+            lambda files: rewrites.erase(files, payload_id, rule, self._is_used),
+            moves=False,
+        )
+
+    async def erased(self, session_id: str) -> dict[str, tuple[str, str]]:
+        """Return the erased payload ids of a session."""
+        return await self._read(session_id, lambda files: dict(files.log.header().erased))
+
+    async def gc(
+        self, *, dry_run: bool = False, grace_seconds: float = GC_GRACE_SECONDS
+    ) -> GcReport:
+        """Remove payloads that no session refers to."""
+        self._owner.check_process()
+        return await self._threads.write(
+            "collecting payloads",
+            lambda: sweep.sweep(self._place, self._files, dry_run, grace_seconds),
+        )
+
+    async def import_log(
+        self,
+        session_id: str,
+        events: Sequence[Event],
+        payloads: dict[str, bytes],
+        erased: dict[str, tuple[str, str]] | None = None,
+    ) -> ImportOutcome:
+        """Store a verified copy of a session's log."""
+        return await self._write(
+            session_id, lambda files: rewrites.import_log(files, events, payloads, erased)
+        )
+
+    async def close(self) -> None:
+        """Finish what was submitted, release leases, let go of threads."""
+        if self._closed:
+            return
+        self._closed = True
+        self._owner.check_process()
+        self._feed.close()
+        for lease in list(self._held.values()):
+            with suppress(HoldfastError):
+                await self.release(lease)
+        await self._threads.close()
+        await asyncio.to_thread(self._leave)
+
+    def _leave(self) -> None:
+        self._owner.stop()
+        with suppress(OSError):
+            self._place.disk.unlink(self._place.layout.heartbeat(self._owner.id))
+
+    async def _page(self, session_id: str, *, after: int, limit: int) -> list[Event]:
+        return await self.read_events(session_id, after=after, limit=limit)
+
+    async def _read(self, session_id: str, read: Callable[[SessionFiles], _Result]) -> _Result:
+        self._owner.check_process()
+        files = self._files(session_id)
+        return await self._threads.read(
+            f"session {session_id!r}", lambda: files.reading(lambda: read(files))
+        )
+
+    async def _write(
+        self, session_id: str, work: Callable[[SessionFiles], _Result], *, moves: bool = True
+    ) -> _Result:
+        self._owner.check_process()
+        files = self._files(session_id)
+
+        def run() -> _Result:
+            result = work(files)
+            if moves:
+                self._feed.wake(session_id, self._watch.saw(files))
+            return result
+
+        return await self._threads.write(f"writing to session {session_id!r}", run)
+
+    def _files(self, session_id: str) -> SessionFiles:
+        check_id(session_id)
+        with self._guard:
+            files = self._sessions.pop(session_id, None) or SessionFiles(self._place, session_id)
+            self._sessions[session_id] = files
+            if len(self._sessions) > REMEMBERED:
+                del self._sessions[next(iter(self._sessions))]
+            return files
+
+    def _source(self, session_id: str | None) -> SessionFiles | None:
+        if session_id is None:
+            return None
+        files = self._files(session_id)
+        files.check_present()
+        return files
+
+    def _is_used(self, tenant: str, payload_id: str) -> bool:
+        """Tell whether any session refers to a payload, or has it put for later."""
+        try:
+            marks = sweep.Marks()
+            sweep.mark(self._place, self._files, marks)
+        except Corruption:
+            # Refs of a damaged log cannot be known: gc decides once it is restored.
+            return True
+        if marks.holds((tenant, payload_id)):
+            return True
+        return any(
+            files.tenant() == tenant
+            and payload_id in files.grants.read()
+            and payload_id not in files.log.header().erased
+            for files in map(self._files, marks.used)
+        )

@@ -1,0 +1,123 @@
+"""Sweep: finding the payloads that no session refers to, and removing them beside live writers.
+
+Sessions are marked twice: all of them without any lock, then, with writers of payloads kept out,
+those that changed meanwhile. A writer holds the same lock, shared, from its put to its line, so
+whatever it referred to is either marked or still too young.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from holdfast.blobs.disk import TEMPORARY
+from holdfast.blobs.port import BlobEntry
+from holdfast.core.errors import InvalidId, NotFound, SessionDeleted
+from holdfast.core.ids import check_id
+from holdfast.core.payloads import Slot
+from holdfast.stores.files.lease_file import read_heartbeat
+from holdfast.stores.files.locks import locked
+from holdfast.stores.files.refs import closure, slots_of_line
+from holdfast.stores.files.rewrites import remove_folder
+from holdfast.stores.files.session_files import Place, SessionFiles
+from holdfast.stores.port import GcReport
+
+OpenSession = Callable[[str], SessionFiles]
+
+
+@dataclass(slots=True)
+class Marks:
+    """What sessions refer to, each as of a size of its log and inbox."""
+
+    used: dict[str, set[tuple[str, str]]] = field(default_factory=dict)
+    sizes: dict[str, tuple[int, int, bytes]] = field(default_factory=dict)
+
+    def holds(self, key: tuple[str, str]) -> bool:
+        """Tell whether any session refers to a (tenant, payload)."""
+        return any(key in used for used in self.used.values())
+
+
+def mark(place: Place, open_session: OpenSession, marks: Marks) -> None:
+    """Bring marks up to date; a damaged log is Corruption, since its refs cannot be known."""
+    names = place.disk.names(place.layout.runs)
+    for gone in marks.used.keys() - set(names):
+        del marks.used[gone]
+        del marks.sizes[gone]
+    for name in names:
+        try:
+            files = open_session(check_id(name))
+            files.reading(lambda files=files: _mark_session(files, marks))  # type: ignore[misc]
+        except (InvalidId, NotFound, SessionDeleted):
+            marks.used.pop(name, None)
+            marks.sizes.pop(name, None)
+
+
+def _mark_session(files: SessionFiles, marks: Marks) -> None:
+    size = files.log.size()
+    sizes = (size, files.inbox.size(), files.log.mark(size))
+    if marks.sizes.get(files.id) == sizes:
+        return
+    tenant = files.tenant()
+    slots: list[Slot] = []
+    for line in files.log.forward(0):
+        if line.batch is None:
+            raise files.log.damage(line.start)
+        slots.extend(slots_of_line(line.batch))
+    slots += [i.content for i in files.inbox.read().items.values() if i.content is not None]
+    erased = set(files.log.header().erased)
+    read = lambda payload_id: files.place.blobs.get(tenant, payload_id)  # noqa: E731
+    marks.used[files.id] = {(tenant, item.id) for item in closure(slots, read, erased)}
+    marks.sizes[files.id] = sizes
+
+
+def sweep(place: Place, open_session: OpenSession, dry_run: bool, grace: float) -> GcReport:
+    """Remove payloads that no session refers to and that are older than the grace."""
+    marks = Marks()
+    mark(place, open_session, marks)
+    if dry_run:
+        return _remove(place, marks, dry_run, grace)
+    with locked(place.layout.sweep_lock):
+        mark(place, open_session, marks)
+        report = _remove(place, marks, dry_run, grace)
+    tidy(place, open_session, time.time() - grace)
+    return report
+
+
+def _remove(place: Place, marks: Marks, dry_run: bool, grace: float) -> GcReport:
+    limit = time.time() - grace
+    used = set().union(*marks.used.values())
+    orphans: list[BlobEntry] = []
+    kept = 0
+    for entry in place.blobs.entries():
+        if (entry.tenant, entry.id) not in used and entry.modified <= limit:
+            orphans.append(entry)
+        else:
+            kept += 1
+    if not dry_run:
+        for entry in orphans:
+            place.blobs.remove(entry.tenant, entry.id)
+    ids = tuple(sorted(entry.id for entry in orphans))
+    return GcReport(len(orphans), sum(entry.size for entry in orphans), kept, dry_run, ids)
+
+
+def tidy(place: Place, open_session: OpenSession, limit: float) -> None:
+    """Remove what interrupted writes, deletes and dead owners left behind."""
+    disk, layout = place.disk, place.layout
+    place.blobs.sweep(limit)
+    for name in disk.names(layout.runs):
+        with suppress(InvalidId, OSError):
+            files = open_session(name)
+            if disk.stat(layout.tombstone(name)) is not None:
+                remove_folder(files)
+                continue
+            for part in disk.names(files.folder):
+                found = disk.stat(files.folder / part)
+                if part.endswith(TEMPORARY) and found is not None and found.modified < limit:
+                    disk.unlink(files.folder / part)
+    for name in disk.names(layout.owners):
+        beat = read_heartbeat(disk, layout.owners / name)
+        found = disk.stat(layout.owners / name)
+        if (beat is None or not beat.is_alive()) and found is not None and found.modified < limit:
+            disk.unlink(layout.owners / name)

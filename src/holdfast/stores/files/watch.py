@@ -1,0 +1,57 @@
+"""Watch: noticing that other processes moved a session, by the size of its files."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+
+from holdfast.core.errors import HoldfastError, InvalidId
+from holdfast.stores.files.session_files import Place, SessionFiles
+
+_Sizes = tuple[int, int]
+
+
+class Watch:
+    """What the files of followed sessions looked like last time."""
+
+    def __init__(self, place: Place, open_session: Callable[[str], SessionFiles]) -> None:
+        self._place = place
+        self._open = open_session
+        self._seen: dict[str, _Sizes] = {}
+        self._since = time.time()
+
+    def restart(self) -> None:
+        """Begin to watch: older changes of sessions not looked at yet are no news."""
+        self._since = time.time()
+
+    def saw(self, files: SessionFiles) -> int:
+        """Take note of a change that this handle made itself; return how far the session is."""
+        try:
+            self._seen[files.id] = self._sizes(files)
+            return files.tip().state.seq
+        except (OSError, HoldfastError):
+            self._seen.pop(files.id, None)
+            return 0
+
+    def poll(self, watched: frozenset[str] | None) -> Iterator[tuple[str, int]]:
+        """Yield the sessions that moved, with how far; None watches all."""
+        names = self._place.disk.names(self._place.layout.runs) if watched is None else watched
+        for name in names:
+            try:
+                files = self._open(name)
+                sizes = self._sizes(files)
+                if self._seen.get(name) == sizes or (watched is None and self._is_old(files, name)):
+                    continue
+                self._seen[name] = sizes
+                yield name, files.readable_tip().state.seq
+            except (FileNotFoundError, InvalidId):
+                self._seen.pop(name, None)
+
+    def _sizes(self, files: SessionFiles) -> _Sizes:
+        return files.log.size(), files.inbox.size()
+
+    def _is_old(self, files: SessionFiles, name: str) -> bool:
+        if name in self._seen:
+            return False
+        found = (self._place.disk.stat(path) for path in (files.log.path, files.inbox.path))
+        return all(stat is None or stat.modified < self._since - 0.1 for stat in found)

@@ -1,0 +1,301 @@
+"""Writes: creating a session, appending a batch, asking through the inbox, putting a payload.
+
+Payload bytes are durable before the line that refers to them is written, and gc is kept out in
+between. A line is written with one append and one sync under the session's lock. A failed append
+that could be taken back wrote nothing; a failed sync leaves the outcome unknown, and the next read
+looks at the file again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from holdfast.core.errors import PositionConflict, SessionDeleted
+from holdfast.core.events import now, slots_of
+from holdfast.core.facts import Fact, SessionStarted
+from holdfast.core.heads import EdgeDraft, HeadDraft
+from holdfast.core.ids import check_key
+from holdfast.core.log import Batch, extend
+from holdfast.core.payloads import Slot, check_bytes, manifest_slots
+from holdfast.core.state import State, empty
+from holdfast.stores import rows
+from holdfast.stores.files import derived
+from holdfast.stores.files.inbox_file import item_line
+from holdfast.stores.files.lines import SEAL_BYTES, BatchLine, Header
+from holdfast.stores.files.listing import note_order
+from holdfast.stores.files.session_files import SessionFiles, unknown, write_failed
+from holdfast.stores.files.tip import Tip
+from holdfast.stores.port import Appended, InboxDraft, InboxItem, Lease
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What an append was asked to store."""
+
+    lease: Lease
+    after_seq: int
+    facts: Sequence[Fact]
+    head: HeadDraft | None
+    edges: Sequence[EdgeDraft]
+    consumes: Sequence[str]
+    payloads: tuple[Slot, ...]
+    source: SessionFiles | None
+
+    def refers(self) -> bool:
+        """Tell whether the batch may refer to payloads outside its line."""
+        slots = [*self.payloads, *(slot for fact in self.facts for slot in slots_of(fact))]
+        if self.head is not None:
+            slots += [slot for slot in (self.head.vars, self.head.final) if slot is not None]
+        return any(not slot.inline for slot in slots)
+
+
+def create(
+    files: SessionFiles,
+    started: SessionStarted,
+    payloads: tuple[Slot, ...],
+    source: SessionFiles | None,
+) -> State:
+    """Create a session by its first event, or return the existing one's state."""
+    disk, layout = files.place.disk, files.place.layout
+    if disk.stat(layout.tombstone(files.id)) is not None:
+        raise _deleted(files)
+    batch = extend(empty(files.id), [started], at=now(), payloads=payloads)
+    if disk.stat(files.log.path) is not None:
+        return _existing(files, batch)
+    with files.place.unswept(bool(batch.refs)):
+        prove(files, started.tenant, batch, source)
+        keep(files, started.tenant, batch.payloads.values())
+        disk.make_directory(files.folder)
+        disk.sync_directory(layout.runs)
+        with files.lock():
+            if disk.stat(layout.tombstone(files.id)) is not None:
+                raise _deleted(files)
+            if disk.stat(files.log.path) is not None:
+                return _existing(files, batch)
+            header = Header(files.id, new_order())
+            line = BatchLine(0, 0, batch.events).line()
+            replace_file(
+                files, files.log.path, header.line() + line, f"creating session {files.id!r}"
+            )
+            files.moved(None)
+    note_order(files.place, files.id, header.order)
+    derived.refresh(files, force=True)
+    return batch.state
+
+
+def append(files: SessionFiles, request: Request) -> Appended:
+    """Append one atomic batch."""
+    refers = request.refers()
+    with files.place.unswept(refers):
+        if refers:
+            # Payloads are written before the lock is taken, once the append looks legal.
+            files.check_present()
+            batch = _check(files, files.tip(), request)
+            keep(files, batch.state.tenant, batch.payloads.values())
+        with files.writing():
+            tip = files.settled_tip()
+            batch = _check(files, tip, request)
+            line = BatchLine(
+                tip.state.seq, request.lease.epoch, batch.events, tuple(request.consumes)
+            ).line()
+            add_line(files, files.log.path, line, tip.end)
+            new = replace(
+                tip,
+                state=batch.state,
+                end=tip.end + len(line),
+                mark=line[-SEAL_BYTES:].decode(),
+                epoch=max(tip.epoch, request.lease.epoch),
+                pending=tip.pending - set(request.consumes),
+            )
+            files.moved(new)
+    derived.refresh(files)
+    return Appended(batch.events, batch.state, batch.head)
+
+
+def put_inbox(files: SessionFiles, draft: InboxDraft) -> InboxItem:
+    """Add an item to the inbox, or return the one that asks the same."""
+    content = draft.content
+    outside = content is not None and not content.inline
+    if content is not None and content.data is not None:
+        check_bytes(content, content.data)
+    with files.place.unswept(outside):
+        files.check_present()
+        if content is not None and outside:
+            keep(files, files.tip().state.tenant, [content])
+            content = content.bare()
+        with files.writing():
+            inbox = files.inbox.read()
+            stored = inbox.items.get(draft.key)
+            if stored is None and draft.call_id is not None:
+                same_call = (i for i in inbox.items.values() if i.call_id == draft.call_id)
+                stored = next(same_call, None)
+            if stored is not None:
+                # Its writer may not have come as far as syncing it.
+                files.place.disk.sync(files.inbox.path)
+                return rows.same_item(files.stored_item(stored), draft)
+            item = InboxItem(files.id, draft.key, draft.kind, now(), draft.call_id, content)
+            if inbox.torn:
+                files.place.disk.truncate(files.inbox.path, inbox.end)
+            add_line(files, files.inbox.path, item_line(item), inbox.end)
+            try:
+                # The name of a new file must last too; an earlier put may have failed to see to it.
+                files.place.disk.sync_directory(files.folder)
+            except OSError as error:
+                raise unknown(f"writing to the inbox of {files.id!r}", error) from error
+    return item
+
+
+def put_payload(files: SessionFiles, item: Slot) -> None:
+    """Make a payload durable, and this session's own."""
+    with files.place.unswept():
+        files.check_present()
+        keep(files, files.tenant(), [item])
+        with files.writing():
+            files.grants.add(item.id)
+
+
+def keep(files: SessionFiles, tenant: str, items: Iterable[Slot]) -> None:
+    """Make payload bytes durable."""
+    for item in items:
+        assert item.data is not None
+        files.place.blobs.put(tenant, item.id, item.data)
+
+
+def prove(files: SessionFiles, tenant: str, batch: Batch, source: SessionFiles | None) -> None:
+    """Check that every payload referred to is stored and may be referred to by this session."""
+    queue = [item for item in batch.refs.values() if item.id not in batch.payloads]
+    if not queue:
+        return
+    exists = batch.events[0].seq > 1
+    erased = files.log.header().erased if exists else {}
+    foreign = files.foreign(item.id for item in queue) if exists else None
+    blobs = files.place.blobs
+    seen: set[str] = set()
+    while queue:
+        item = queue.pop()
+        if item.id in seen or item.id in batch.payloads:
+            continue
+        seen.add(item.id)
+        if item.id in erased:
+            raise rows.erased_error(item.id, *erased[item.id])
+        if foreign is not None and item.id not in foreign and blobs.has(tenant, item.id):
+            continue
+        data = blobs.get(tenant, item.id) if _may_take(files, tenant, source, item.id) else None
+        if data is None:
+            raise rows.foreign_error(files.id, item.id)
+        inner = [part for part in manifest_slots(item, data) if not part.inline]
+        if foreign is not None and inner:
+            foreign |= files.foreign(part.id for part in inner)
+        queue.extend(inner)
+
+
+def add_line(files: SessionFiles, path: Path, line: bytes, end: int) -> None:
+    """Add a line behind the last one, durably; the caller has the lock."""
+    disk = files.place.disk
+    try:
+        disk.append(path, line)
+    except OSError as error:
+        files.moved(None)
+        try:
+            if disk.stat(path) is not None:
+                disk.truncate(path, end)
+        except OSError:
+            raise unknown(f"writing to session {files.id!r}", error) from error
+        raise write_failed(f"writing to session {files.id!r}", error) from error
+    try:
+        disk.sync(path)
+    except OSError as error:
+        files.moved(None)
+        # Whether it reached the disk is unknown, but nobody shall build on it unsynced.
+        with suppress(OSError):
+            disk.truncate(path, end)
+            disk.sync(path)
+        raise unknown(f"writing to session {files.id!r}", error) from error
+
+
+def replace_file(files: SessionFiles, path: Path, data: bytes, what: str) -> None:
+    """Replace a file durably; tell a replacement that may have happened from one that did not."""
+    disk = files.place.disk
+    try:
+        disk.replace(path, data)
+    except OSError as error:
+        files.moved(None)
+        try:
+            unchanged = disk.read(path) != data
+        except FileNotFoundError:
+            unchanged = True
+        except OSError:
+            unchanged = False
+        if unchanged:
+            raise write_failed(what, error) from error
+        raise unknown(what, error) from error
+
+
+_orders = [0]
+
+
+def new_order() -> int:
+    """Return the place in listings of a session that is new here."""
+    _orders[0] = max(_orders[0] + 1, time.time_ns() // 1000)
+    return _orders[0]
+
+
+def _check(files: SessionFiles, tip: Tip, request: Request) -> Batch:
+    lease = request.lease
+    holding = files.holding()
+    if (holding.owner, holding.epoch) != (lease.owner, lease.epoch):
+        raise rows.lost_error(lease, files.lease(holding))
+    if tip.state.seq != request.after_seq:
+        raise PositionConflict(
+            f"session {files.id!r} is at event {tip.state.seq}, not {request.after_seq}; load its "
+            "state again",
+            seq=tip.state.seq,
+        )
+    batch = extend(
+        tip.state,
+        request.facts,
+        at=now(),
+        head=request.head,
+        edges=request.edges,
+        payloads=request.payloads,
+    )
+    _check_consumes(files, tip, request.consumes)
+    prove(files, batch.state.tenant, batch, request.source)
+    return batch
+
+
+def _check_consumes(files: SessionFiles, tip: Tip, keys: Sequence[str]) -> None:
+    for index, key in enumerate(keys):
+        if check_key(key, "inbox key") not in tip.pending or key in keys[:index]:
+            item = files.inbox.read().items.get(key)
+            if item is not None:
+                seq = files.consumed().get(key, tip.state.seq + 1)
+                item = replace(item, consumed_seq=seq)
+            rows.check_consumable(files.id, key, item)
+
+
+def _may_take(
+    files: SessionFiles, tenant: str, source: SessionFiles | None, payload_id: str
+) -> bool:
+    if payload_id in files.grants.read():
+        return True
+    if source is None or source.tenant() != tenant:
+        return False
+    return not source.foreign([payload_id]) or payload_id in source.grants.read()
+
+
+def _existing(files: SessionFiles, batch: Batch) -> State:
+    def read() -> State:
+        first = files.log.page(0, 2, 1, False, None)
+        rows.check_same_start(first[0], batch.events[0])
+        return files.tip().state
+
+    return files.reading(read)
+
+
+def _deleted(files: SessionFiles) -> SessionDeleted:
+    return SessionDeleted(f"session {files.id!r} was deleted; choose another id")
