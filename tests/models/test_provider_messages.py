@@ -246,6 +246,15 @@ async def test_a_reply_that_the_content_filter_emptied_is_a_refusal(make_request
         assert len(server.requests) == len(caught.value.attempts) == 1
 
 
+async def test_a_model_that_refuses_is_a_refusal(make_request):
+    refusal = openai_chat("", refusal="I will not.")
+    silent = {**anthropic_message(stop="refusal"), "content": []}
+    for name, body in ((CHAT, refusal), (ANTHROPIC, silent)):
+        async with provider(name, answer(body)) as (_, model):
+            with pytest.raises(errors.ContentRefused):
+                await model.request(make_request())
+
+
 async def test_a_reply_cut_at_the_token_limit_says_so(make_request):
     body = openai_chat("Hel")
     body["choices"][0]["finish_reason"] = "length"

@@ -6,6 +6,7 @@ Every way to fail is played for both wire formats, plain and streamed.
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -294,6 +295,29 @@ async def test_a_stream_cut_in_the_middle_is_void_and_said_so_to_the_watcher(wir
 async def test_a_stream_that_ends_politely_but_early_is_not_taken_for_a_reply(wire, make_request):
     async with provider(wire, stream(*half(wire))) as (_, model):
         await failure(model, make_request(), lambda delta: None, errors.ConnectionDropped)
+
+
+@pytest.mark.parametrize(
+    ("name", "event"),
+    [
+        ("anthropic", {"type": "error", "error": {"type": "overloaded_error", "message": "busy"}}),
+        (
+            "openai-chat",
+            {"error": {"type": "server_error", "code": "x", "message": "x"}},
+        ),
+        (
+            "openai-responses",
+            {"type": "error", "code": "server_error", "message": "x", "sequence_number": 4},
+        ),
+    ],
+)
+async def test_an_error_told_inside_a_stream_is_sorted_like_any_other(name, event, make_request):
+    wire = FORMATS[name]
+    told = f"event: error\ndata: {json.dumps(event)}\n\n"
+    plays = stream(*half(wire), told), stream(*wire.events("Hello."))
+    async with provider(wire, *plays, retry=QUICK) as (_, model):
+        reply = await model.request(make_request(), on_delta=lambda delta: None)
+    assert [a.error for a in reply.attempts] == ["server_error", None]
 
 
 async def test_a_server_that_is_not_there_is_a_dropped_connection(wire, watch, make_request):

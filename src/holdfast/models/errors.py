@@ -4,6 +4,16 @@ Every provider's failures are sorted into these few kinds before anyone else see
 says whether the same request may succeed when it is made again, and every error carries the
 attempts that were made, so that a failed call leaves as full a record as a good one. `kind` is the
 short name by which a script asks for an error.
+
+ModelError
+└── ProviderError               carries the attempts; retryable where marked *
+    ├── ModelTimeout* · RateLimited* · ServerError* · ConnectionDropped* · MalformedReply*
+    ├── QuotaExceeded · BadRequest · AuthenticationFailed · ContentRefused · ContextTooLong
+    └── ScriptExhausted
+InvalidInput
+└── InvalidScript
+Refused
+└── ExtraMissing
 """
 
 from __future__ import annotations

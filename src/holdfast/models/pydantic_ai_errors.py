@@ -23,6 +23,8 @@ _KINDS: tuple[tuple[type[Exception], type[ours.ProviderError]], ...] = (
     (theirs.ModelRequestRejectedError, ours.BadRequest),
     (theirs.ContentFilterError, ours.ContentRefused),
     (theirs.UserError, ours.BadRequest),
+    # Where the caller turned warnings into errors: asking again would warn again.
+    (Warning, ours.BadRequest),
 )
 
 
