@@ -11,7 +11,7 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from holdfast.core import values
@@ -57,7 +57,9 @@ class Slot:
 
     def bare(self) -> Slot:
         """Return the slot without its bytes."""
-        return self if self.data is None else replace(self, data=None)
+        if self.data is None:
+            return self
+        return Slot(self.id, self.encoding, self.kind, self.size, None, self.erased)
 
     def ref(self) -> Record:
         """Return the form that enters digests: the content id and what it takes to read it."""

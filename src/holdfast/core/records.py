@@ -24,7 +24,8 @@ _encode = json.JSONEncoder(
 
 def canonical(record: Any) -> bytes:
     """Return the RFC 8785 bytes of a record; raise InvalidRecord naming what does not belong."""
-    _check(record, "record")
+    if not _fits(record):
+        _explain(record, "record")
     try:
         return _encode(record).encode()
     except UnicodeEncodeError:
@@ -51,20 +52,35 @@ def parse(data: bytes | str) -> Any:
         raise Corruption(f"a stored record is not JSON: {error}") from error
 
 
-def _check(item: Any, path: str) -> None:
+def _fits(item: Any) -> bool:
+    """Tell whether a record holds only what records can hold; every append asks, so it is quick."""
     kind = type(item)
-    if kind is str or kind is bool or item is None:
-        return
+    if kind is dict:
+        for key, value in item.items():
+            if type(key) is not str or not key.isascii():
+                return False
+            if type(value) is not str and not _fits(value):
+                return False
+        return True
     if kind is int:
-        if not -MAX_INTEGER <= item <= MAX_INTEGER:
-            raise InvalidRecord(f"{path} is an integer beyond 2**53-1; write it as text")
-    elif kind is dict:
+        return bool(-MAX_INTEGER <= item <= MAX_INTEGER)
+    if kind is list:
+        return all(map(_fits, item))
+    return kind is str or kind is bool or item is None
+
+
+def _explain(item: Any, path: str) -> None:
+    """Raise InvalidRecord for the first part of a record that does not fit."""
+    kind = type(item)
+    if kind is int and not _fits(item):
+        raise InvalidRecord(f"{path} is an integer beyond 2**53-1; write it as text")
+    if kind is dict:
         for key, value in item.items():
             if type(key) is not str or not key.isascii():
                 raise InvalidRecord(f"{path} has the key {key!r}; keys are ASCII text")
-            _check(value, f"{path}.{key}")
+            _explain(value, f"{path}.{key}")
     elif kind is list:
         for index, value in enumerate(item):
-            _check(value, f"{path}[{index}]")
-    else:
+            _explain(value, f"{path}[{index}]")
+    elif not _fits(item):
         raise InvalidRecord(f"{path} is a {kind.__name__}; store it as a value")

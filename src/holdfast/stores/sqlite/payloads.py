@@ -68,8 +68,12 @@ def keep(
             if not blobs.has(row.tenant, item.id):
                 raise BlobSwept(payload=item.id)
             data = None
-        stored = (row.tenant_key, raw(item.id), item.size, at, data)
-        key = cursor.execute(SQL["put_payload"], stored).get
+        digest = raw(item.id)
+        cursor.execute(SQL["insert_payload"], (row.tenant_key, digest, item.size, at, data))
+        if cursor.connection.changes():
+            key = cursor.connection.last_insert_rowid()
+        else:
+            key = cursor.execute(SQL["touch_payload"], (at, row.tenant_key, digest)).get
         cursor.execute(SQL["use_ref" if used else "stage_ref"], (key, row.key))
 
 

@@ -43,14 +43,14 @@ INSERT INTO tenants (name) VALUES (?) ON CONFLICT DO NOTHING
 SELECT key FROM tenants WHERE name = ?
 
 -- name: session_row
-SELECT s.key, s.id, t.name, s.tenant, s.seq, s.digest, s.owner, s.epoch, s.imported
-FROM sessions s JOIN tenants t ON t.key = s.tenant WHERE s.id = ?
+SELECT key, id, tenant, tenant_key, seq, digest, owner, epoch, imported
+FROM sessions WHERE id = ?
 
 -- name: insert_session
 INSERT INTO sessions (
-  id, tenant, kind, agent, parent, origin, labels, started_at,
+  id, tenant, tenant_key, kind, agent, parent, origin, labels, started_at,
   seq, digest, status, updated_at, turns, last_turn, head, usd, tokens, unknown_usd
-) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) RETURNING key
+) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) RETURNING key
 
 -- name: move_session
 UPDATE sessions SET
@@ -66,21 +66,21 @@ DELETE FROM sessions WHERE key = ?
 
 -- name: session_info
 SELECT
-  s.key, s.id, t.name, s.kind, s.agent, s.parent, s.origin, s.labels, s.started_at, s.imported,
+  s.key, s.id, s.tenant, s.kind, s.agent, s.parent, s.origin, s.labels, s.started_at, s.imported,
   s.owner, s.seq, s.status, s.updated_at, s.turns, s.last_turn, s.head, s.usd, s.tokens,
   s.unknown_usd,
   (SELECT count(*) FROM inbox i WHERE i.session = s.key AND i.consumed_seq IS NULL)
-FROM sessions s JOIN tenants t ON t.key = s.tenant WHERE s.id = ?
+FROM sessions s WHERE s.id = ?
 
 -- name: list_sessions
 SELECT
-  s.key, s.id, t.name, s.kind, s.agent, s.parent, s.origin, s.labels, s.started_at, s.imported,
+  s.key, s.id, s.tenant, s.kind, s.agent, s.parent, s.origin, s.labels, s.started_at, s.imported,
   s.owner, s.seq, s.status, s.updated_at, s.turns, s.last_turn, s.head, s.usd, s.tokens,
   s.unknown_usd,
   (SELECT count(*) FROM inbox i WHERE i.session = s.key AND i.consumed_seq IS NULL)
-FROM sessions s JOIN tenants t ON t.key = s.tenant
+FROM sessions s
 WHERE s.key < :below
-  AND (:tenant IS NULL OR t.name = :tenant)
+  AND (:tenant IS NULL OR s.tenant = :tenant)
   AND (:kind IS NULL OR s.kind = :kind)
   AND (:agent IS NULL OR s.agent = :agent)
   AND (:parent IS NULL OR s.parent = :parent)
@@ -131,9 +131,11 @@ SELECT seq, fold, digest, checksum, body FROM snapshots WHERE session = ?
 -- name: delete_snapshot
 DELETE FROM snapshots WHERE session = ?
 
--- name: put_payload
-INSERT INTO payloads (tenant, id, size, at, data) VALUES (?, ?, ?, ?, ?)
-ON CONFLICT DO UPDATE SET at = excluded.at RETURNING key
+-- name: insert_payload
+INSERT INTO payloads (tenant, id, size, at, data) VALUES (?, ?, ?, ?, ?) ON CONFLICT DO NOTHING
+
+-- name: touch_payload
+UPDATE payloads SET at = ? WHERE tenant = ? AND id = ? RETURNING key
 
 -- name: heal_payload
 UPDATE payloads SET size = ?, data = ? WHERE key = ?

@@ -65,6 +65,7 @@ def insert(cursor: apsw.Cursor, state: State) -> SessionRow:
     tenant = cursor.execute(SQL["tenant_key"], (state.tenant,)).get
     fixed = (
         state.session,
+        state.tenant,
         tenant,
         state.kind,
         state.agent,

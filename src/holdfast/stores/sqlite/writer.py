@@ -26,6 +26,18 @@ T = TypeVar("T")
 GROUP_JOBS = 512
 
 
+class Settled(asyncio.Future[T]):
+    """The outcome of a submitted job, which comes whatever happens to the one who waits for it.
+
+    It cannot be cancelled. A task that is cancelled while it waits here gets its CancelledError,
+    as asyncio has it for such a future, at the moment the outcome stands.
+    """
+
+    def cancel(self, msg: Any = None) -> bool:
+        """Refuse: the job is on its way."""
+        return False
+
+
 class Job(Generic[T]):
     """Work on its way through the writer.
 
@@ -60,7 +72,7 @@ class Job(Generic[T]):
         self.result: T | None = None
         self.error: BaseException | None = None
         self.loop: asyncio.AbstractEventLoop | None = None
-        self.future: asyncio.Future[T] | None = None
+        self.future: Settled[T] | None = None
         self.done: threading.Event | None = None
 
 
@@ -80,9 +92,9 @@ class Writer:
     async def run(self, job: Job[T]) -> T:
         """Run a job; once submitted it is settled even if the caller is cancelled."""
         job.loop = asyncio.get_running_loop()
-        job.future = job.loop.create_future()
+        job.future = Settled(loop=job.loop)
         self._submit(job)
-        return await settle(job.future)
+        return await job.future
 
     def run_blocking(self, job: Job[T]) -> T:
         """Run a job from a thread."""
@@ -234,21 +246,3 @@ def _resolve(jobs: list[Job[Any]]) -> None:
             future.set_exception(job.error)
         else:
             future.set_result(job.result)
-
-
-async def settle(future: asyncio.Future[T]) -> T:
-    """Wait for a future that goes on whatever happens to the caller.
-
-    A cancelled caller gets its CancelledError only once the outcome stands.
-    """
-    try:
-        return await asyncio.shield(future)
-    except asyncio.CancelledError:
-        while not future.done():
-            try:
-                await asyncio.wait([future])
-            except asyncio.CancelledError:
-                continue
-        if not future.cancelled():
-            future.exception()  # it is the caller's to see on its next read, not a lost error
-        raise

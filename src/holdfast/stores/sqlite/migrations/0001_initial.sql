@@ -16,7 +16,8 @@ CREATE TABLE tenants (
 CREATE TABLE sessions (
   key INTEGER PRIMARY KEY AUTOINCREMENT,
   id TEXT NOT NULL UNIQUE,
-  tenant INTEGER NOT NULL REFERENCES tenants (key),
+  tenant TEXT NOT NULL,
+  tenant_key INTEGER NOT NULL REFERENCES tenants (key),
   kind TEXT NOT NULL,
   agent TEXT NOT NULL,
   parent TEXT,
