@@ -76,11 +76,16 @@ def seconds_left(settings: Settings, state: State) -> float | None:
 
 
 def warning(settings: Settings, state: State, context_tokens: int) -> str:
-    """Return what the model should know about limits that are near; empty if none is."""
+    """Return what the model should know about limits that are near; empty if none is.
+
+    The step that is being asked for is counted already.
+    """
     notes = []
     left = settings.max_steps - (state.turn.steps if state.turn else 0)
-    if left <= WARN_STEPS_LEFT and settings.max_steps > WARN_STEPS_LEFT:
-        notes.append(f"{left} step{'' if left == 1 else 's'} left in this turn: call FINAL in time")
+    if left < WARN_STEPS_LEFT < settings.max_steps:
+        notes.append(
+            "this is the last step: call FINAL" if left == 0 else "one more step after this"
+        )
     soft = settings.context_tokens * settings.context_soft_percent // 100
     if settings.context_tokens and context_tokens > soft:
         used = f"about {context_tokens} of {settings.context_tokens} context tokens are used"

@@ -31,7 +31,7 @@ from holdfast.runtime import governor
 from holdfast.runtime.journal import Journal
 from holdfast.runtime.settings import Settings
 
-ERROR_NAME = "ModelCallError"
+ERROR_NAME = "CallError"
 
 FUNCTIONS = (
     HostFunction("lm", signature="(prompt: str, system: str | None = None) -> str"),
@@ -138,17 +138,31 @@ class Leaves:
             max_output_tokens=self.settings.max_output_tokens or None,
             deadline_seconds=self.settings.leaf_timeout_seconds,
         )
-        reply: ModelReply | None = None
-        error: ModelError | None = None
-        excess = None
         async with self.gate:
+            # The event is stored before the next call passes the gate, so that the spend limit
+            # sees every call that has ended; only those in flight together can go beyond it.
             excess = governor.before_call(self.settings, self.journal.state)
+            reply: ModelReply | None = None
+            error: ModelError | None = None
             if excess is None:
                 try:
                     reply = await self.model.request(request)
                 except ModelError as problem:
                     error = problem
-        asked = {"prompt": prompt} if system is None else {"prompt": prompt, "system": system}
+            return await self._record(call, request, item, width, reply, error, excess)
+
+    async def _record(
+        self,
+        call: HostCall,
+        request: ModelRequest,
+        item: int,
+        width: int,
+        reply: ModelReply | None,
+        error: ModelError | None,
+        excess: governor.Excess | None,
+    ) -> tuple[str, LeafCalled]:
+        prompt, system = request.prompt, request.system
+        asked = {"prompt": prompt, "system": system} if system else {"prompt": prompt}
         attempts = reply.attempts if reply else getattr(error, "attempts", ())
         failure = None
         cost_usd, usage = (reply.cost_usd, reply.usage.to_record()) if reply else (None, None)

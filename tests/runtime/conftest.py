@@ -1,0 +1,60 @@
+"""What runtime tests share: a scripted model as a plain function of the request, and a runtime."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack
+from typing import Any
+
+import pytest
+
+import holdfast
+from holdfast.models.port import ModelRequest
+from holdfast.models.scripted import ScriptedModel
+from holdfast.stores.memory import MemorySessionStore
+from holdfast.stores.port import SessionStore
+
+
+def cell(code: str) -> str:
+    """Return a reply with one code block."""
+    return f"```python\n{code}\n```"
+
+
+def replies(*steps: str, leaf: Callable[[str], str] = lambda prompt: f"<{prompt}>") -> Any:
+    """Return a responder that serves steps by ordinal and leaves by a function of the prompt."""
+
+    def respond(request: ModelRequest) -> str:
+        return leaf(request.prompt) if request.purpose == "leaf" else steps[request.ordinal]
+
+    return respond
+
+
+class Lab:
+    """Opens runtimes on one store, so that a test can close one and open the next."""
+
+    def __init__(self, stack: AsyncExitStack, store: SessionStore) -> None:
+        self._stack = stack
+        self.store = store
+        self.requests: list[ModelRequest] = []
+
+    async def open(self, responder: Any, **options: Any) -> holdfast.Runtime:
+        def heard(request: ModelRequest) -> Any:
+            self.requests.append(request)
+            return responder(request)
+
+        model = ScriptedModel(heard, name="scripted")
+        runtime = await holdfast.open(self.store, model=model, **options)
+        return await self._stack.enter_async_context(runtime)
+
+    async def types(self, session_id: str) -> list[str]:
+        return [event.type for event in await self.store.read_events(session_id)]
+
+    async def facts(self, session_id: str, kind: str) -> list[Any]:
+        events = await self.store.read_events(session_id, types=[kind])
+        return [event.fact() for event in events]
+
+
+@pytest.fixture
+async def lab() -> AsyncIterator[Lab]:
+    async with AsyncExitStack() as stack:
+        yield Lab(stack, MemorySessionStore())

@@ -1,0 +1,148 @@
+"""Limits are enforced before each call, from what the log says was used, across resume."""
+
+import asyncio
+
+import pytest
+
+import holdfast
+from holdfast.core.errors import InvalidSettings
+from holdfast.core.messages import assistant
+from holdfast.models.port import ModelReply, Usage
+from holdfast.runtime.settings import resolve
+
+from .conftest import Lab, cell, replies
+
+
+def priced(text: str, usd: str | None, tokens: int = 10) -> ModelReply:
+    return ModelReply(assistant(text), "priced", usage=Usage(tokens, tokens, 0, 0, 0), cost_usd=usd)
+
+
+async def test_the_step_limit_warns_the_model_and_then_ends_the_turn(lab: Lab) -> None:
+    runtime = await lab.open(replies(*["just talk"] * 10), max_steps=4)
+    session = await runtime.start()
+    result = await session.send("x")
+    assert isinstance(result, holdfast.BudgetExceeded)
+    assert (result.limit, result.steps) == ("max_steps", 4)
+    assert len(lab.requests) == 4
+    notes = ["[limit]" in request.messages[-1].text for request in lab.requests]
+    assert notes == [False, False, True, True]
+    assert (await lab.facts(session.id, "turn.put"))[-1].status == "budget_exceeded"
+
+
+async def test_the_turn_limit_opens_no_turn(lab: Lab) -> None:
+    runtime = await lab.open(replies(*[cell("FINAL(1)")] * 3), max_turns=1)
+    session = await runtime.start()
+    await session.send("x")
+    result = await session.send("y")
+    assert isinstance(result, holdfast.BudgetExceeded)
+    assert result.limit == "max_turns"
+    assert len(await lab.facts(session.id, "turn.started")) == 1
+    assert len(await lab.facts(session.id, "budget.exceeded")) == 1
+
+
+async def test_the_spend_limit_holds_across_runtimes(lab: Lab) -> None:
+    def respond(request):
+        return priced(cell("FINAL(1)"), "0.40")
+
+    first = await lab.open(respond, max_usd="1.00")
+    session = await first.start()
+    await session.send("x")
+    await first.close()
+    second = await lab.open(respond)
+    await second.send(session.id, "y")
+    assert isinstance(await second.send(session.id, "z"), holdfast.Final)
+    result = await second.send(session.id, "too much")
+    assert isinstance(result, holdfast.BudgetExceeded)
+    assert (result.limit, result.used) == ("max_usd", "1.20")
+    assert len(lab.requests) == 3
+
+
+async def test_leaves_count_towards_the_spend_limit(lab: Lab) -> None:
+    def respond(request):
+        return priced("ok" if request.purpose == "leaf" else cell("FINAL(map_lm(['x']*6))"), "0.3")
+
+    runtime = await lab.open(respond, max_usd="1", leaf_concurrency=1)
+    session = await runtime.start()
+    result = await session.send("x")
+    assert isinstance(result, holdfast.Final)
+    assert [v if isinstance(v, str) else "refused" for v in result.value] == [
+        "ok",
+        "ok",
+        "ok",
+        "refused",
+        "refused",
+        "refused",
+    ]
+    assert result.cost_usd == "1.2"
+
+
+async def test_a_dollar_limit_is_not_hoped_for_when_a_cost_is_unknown(lab: Lab) -> None:
+    def respond(request):
+        return priced("talk", None)
+
+    runtime = await lab.open(respond, max_usd="5")
+    session = await runtime.start()
+    result = await session.send("x")
+    assert isinstance(result, holdfast.BudgetExceeded)
+    assert "unknown cost" in result.used
+    assert len(lab.requests) == 1
+
+
+async def test_the_token_limit_ends_the_turn(lab: Lab) -> None:
+    runtime = await lab.open(lambda request: priced("talk", "0", 50), max_tokens=250)
+    session = await runtime.start()
+    result = await session.send("x")
+    assert isinstance(result, holdfast.BudgetExceeded)
+    assert (result.limit, result.used) == ("max_tokens", "300")
+
+
+async def test_the_context_limit_warns_and_then_ends_the_turn(lab: Lab) -> None:
+    reply = cell("print('x' * 4000)")
+    runtime = await lab.open(replies(*[reply] * 20), context_tokens=4000)
+    session = await runtime.start()
+    result = await session.send("x")
+    assert isinstance(result, holdfast.BudgetExceeded)
+    assert result.limit == "context_tokens"
+    assert any("context tokens are used" in r.messages[-1].text for r in lab.requests)
+
+
+async def test_driving_time_ends_a_model_call_in_flight(lab: Lab) -> None:
+    never = asyncio.Event()
+
+    async def respond(request):
+        await never.wait()
+        return "late"
+
+    runtime = await lab.open(respond, turn_seconds=1)
+    session = await runtime.start()
+    result = await session.send("x")
+    assert isinstance(result, holdfast.TimedOut)
+    assert (await runtime.state(session.id)).status == "idle"
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"max_steps": 0},
+        {"max_steps": -1},
+        {"max_usd": "lots"},
+        {"max_usd": "NaN"},
+        {"kernel": "java"},
+        {"profile": "root"},
+        {"max_turns": "many"},
+        {"colour": "red"},
+    ],
+)
+def test_a_bad_setting_is_named(given: dict[str, object]) -> None:
+    with pytest.raises(InvalidSettings, match=next(iter(given))):
+        resolve(given, environment={})
+
+
+def test_each_setting_says_where_it_came_from(tmp_path) -> None:
+    (tmp_path / "config.toml").write_text('max_steps = 7\nmodel = "script:a"\n')
+    environment = {"HOLDFAST_MODEL": "script:b", "HOLDFAST_MAX_TURNS": "3"}
+    found = resolve({"max_turns": 4}, folder=tmp_path, environment=environment)
+    assert (found.settings.max_steps, found.origins["max_steps"]) == (7, "config.toml")
+    assert (found.settings.model, found.origins["model"]) == ("script:b", "environment")
+    assert (found.settings.max_turns, found.origins["max_turns"]) == (4, "given")
+    assert found.origins["profile"] == "default"

@@ -1,0 +1,127 @@
+"""Leaf calls: one event each, no session, errors that code can catch, nothing paid twice."""
+
+import holdfast
+from holdfast.models.errors import RateLimited, ServerError
+from holdfast.models.scripted import ScriptedModel
+
+from .conftest import Lab, cell, replies
+
+
+async def test_each_leaf_is_one_event_with_request_and_reply(lab: Lab) -> None:
+    code = "a = lm('one')\nb = map_lm(['two', 'three'], system='short')\nFINAL([a, *b])"
+    runtime = await lab.open(replies(cell(code)))
+    session = await runtime.start()
+    result = await session.send("x")
+    assert isinstance(result, holdfast.Final)
+    assert result.value == ["<one>", "<two>", "<three>"]
+    leaves = [entry.fact for entry in await runtime.leaves(session.id)]
+    assert [leaf.function for leaf in leaves] == ["lm", "map_lm", "map_lm"]
+    assert await runtime.value(session.id, leaves[0].request) == {"prompt": "one"}
+    assert await runtime.value(session.id, leaves[0].reply) == "<one>"
+    assert all(leaf.cost_usd == "0" for leaf in leaves)
+    sessions = await runtime.sessions()
+    assert [info.id for info in sessions.sessions] == [session.id]
+
+
+async def test_a_failed_lm_raises_what_code_can_catch(lab: Lab) -> None:
+    code = "try:\n    lm('x')\nexcept CallError as error:\n    FINAL(str(error))"
+
+    def leaf(prompt: str) -> str:
+        raise RateLimited("slow down")
+
+    runtime = await lab.open(replies(cell(code), leaf=leaf))
+    session = await runtime.start()
+    result = await session.send("x")
+    assert isinstance(result, holdfast.Final)
+    assert "rate_limited: slow down" in result.value
+    (leaf_fact,) = await lab.facts(session.id, "leaf.called")
+    assert leaf_fact.status == "error"
+    assert leaf_fact.cost_usd == "0"  # turned away before it cost anything
+
+
+async def test_map_lm_keeps_order_and_gives_sentinels(lab: Lab) -> None:
+    def leaf(prompt: str) -> str:
+        if prompt == "bad":
+            raise ServerError("broken")
+        return prompt.upper()
+
+    runtime = await lab.open(replies(cell("FINAL(map_lm(['a', 'bad', 'c']))"), leaf=leaf))
+    session = await runtime.start()
+    result = await session.send("x")
+    assert isinstance(result, holdfast.Final)
+    first, second, third = result.value
+    assert (first, third) == ("A", "C")
+    assert second["failed"] is True
+    assert second["index"] == 1
+    assert "broken" in second["error"]
+    assert result.cost_usd is None  # what the broken call cost is unknown
+
+
+async def test_an_over_wide_fan_out_is_an_error_that_names_the_limit(lab: Lab) -> None:
+    code = "try:\n    map_lm(['x'] * 5)\nexcept ValueError as error:\n    FINAL(str(error))"
+    runtime = await lab.open(replies(cell(code)), max_fanout=4)
+    session = await runtime.start()
+    result = await session.send("x")
+    assert isinstance(result, holdfast.Final)
+    assert "at most 4" in result.value
+    assert await lab.facts(session.id, "leaf.called") == []
+
+
+async def test_wrong_arguments_are_a_type_error_in_the_cell(lab: Lab) -> None:
+    code = "try:\n    lm(5)\nexcept TypeError as error:\n    FINAL(str(error))"
+    runtime = await lab.open(replies(cell(code)))
+    session = await runtime.start()
+    result = await session.send("x")
+    assert "takes a string" in result.value
+
+
+async def test_leaves_may_use_another_model(lab: Lab) -> None:
+    cheap = ScriptedModel(lambda request: "cheap", name="cheap")
+    runtime = await lab.open(replies(cell("FINAL(lm('x'))")), leaf_model=cheap)
+    session = await runtime.start()
+    assert (await session.send("x")).value == "cheap"
+    (fact,) = await lab.facts(session.id, "leaf.called")
+    assert fact.model == "cheap"
+    assert [request.purpose for request in lab.requests] == ["step"]
+
+
+async def test_the_leaf_gate_is_process_wide(lab: Lab) -> None:
+    running, most = 0, 0
+
+    async def leaf_model(request):
+        import asyncio
+
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        for _ in range(5):
+            await asyncio.sleep(0)
+        running -= 1
+        return "ok"
+
+    runtime = await lab.open(
+        replies(cell("FINAL(len(map_lm(['x'] * 20)))")),
+        leaf_model=ScriptedModel(leaf_model, name="leaf"),
+        leaf_concurrency=3,
+    )
+    session = await runtime.start()
+    assert (await session.send("x")).value == 20
+    assert most == 3
+
+
+async def test_a_locked_down_session_has_no_model_calls(lab: Lab) -> None:
+    code = "try:\n    lm('x')\nexcept NameError as error:\n    FINAL(str(error))"
+    runtime = await lab.open(replies(cell(code)), profile="locked_down")
+    session = await runtime.start()
+    result = await session.send("x")
+    assert "lm" in result.value
+    assert "map_lm" not in lab.requests[0].system
+
+
+async def test_leaf_ordinals_count_in_order_of_issue(lab: Lab) -> None:
+    code = "lm('a')\nmap_lm(['b', 'c'])\nlm('d')\nFINAL(None)"
+    runtime = await lab.open(replies(cell(code)))
+    session = await runtime.start()
+    await session.send("x")
+    asked = {r.prompt: r.ordinal for r in lab.requests if r.purpose == "leaf"}
+    assert asked == {"a": 0, "b": 1, "c": 2, "d": 3}

@@ -1,0 +1,203 @@
+"""One message is worked until a terminal outcome, and the log says how."""
+
+import pytest
+
+import holdfast
+from holdfast.core.errors import InvalidInput, InvalidSettings, SessionNotFound
+from holdfast.core.messages import Image, user
+from holdfast.models.errors import AuthenticationFailed, ModelTimeout
+from holdfast.stores.port import Transient
+from holdfast.stores.verify import verify
+
+from .conftest import Lab, cell, replies
+
+
+async def test_a_turn_is_stored_in_the_designed_batches_and_order(lab: Lab) -> None:
+    runtime = await lab.open(replies(cell("x = 2"), cell("FINAL(x * 21)")))
+    session = await runtime.start()
+    result = await session.send("work")
+    assert isinstance(result, holdfast.Final)
+    assert (result.value, result.steps, result.turn) == (42, 2, 1)
+    assert await lab.types(session.id) == [
+        "session.started",
+        "turn.started",
+        "message.appended",
+        "step.started",
+        "message.appended",
+        "step.put",
+        "eval.added",
+        "vars.checkpointed",
+        "message.appended",
+        "step.started",
+        "message.appended",
+        "step.put",
+        "eval.added",
+        "vars.checkpointed",
+        "message.appended",
+        "turn.put",
+        "head.published",
+    ]
+    state = await runtime.state(session.id)
+    assert state.status == "idle"
+    assert state.head == result.head
+    assert (await verify(lab.store, session.id)).ok
+
+
+async def test_the_head_is_published_with_a_final_only(lab: Lab) -> None:
+    def respond(request):
+        if request.ordinal == 0:
+            raise AuthenticationFailed("no key")
+        return cell("FINAL(1)")
+
+    runtime = await lab.open(respond)
+    session = await runtime.start()
+    failed = await session.send("one")
+    assert isinstance(failed, holdfast.Failed)
+    assert failed.code == "authentication_failed"
+    assert await lab.facts(session.id, "head.published") == []
+    final = await session.send("two")
+    assert isinstance(final, holdfast.Final)
+    assert [head.id for head in await lab.facts(session.id, "head.published")] == [final.head]
+    turns = await runtime.turns(session.id)
+    assert [turn.status for turn in turns] == ["failed", "final"]
+
+
+async def test_a_reply_without_code_is_nudged_and_the_turn_stays_open(lab: Lab) -> None:
+    runtime = await lab.open(replies("I am done.", cell("FINAL('now')")))
+    session = await runtime.start()
+    result = await session.send("work")
+    assert isinstance(result, holdfast.Final)
+    shown = [m.message.text for m in await runtime.messages(session.id)]
+    assert "no fenced Python block" in shown[2]
+    assert await lab.facts(session.id, "eval.added") != []
+
+
+async def test_an_error_is_an_observation_and_earlier_blocks_stay(lab: Lab) -> None:
+    reply = cell("a = 1") + "\n" + cell("1 / 0") + "\n" + cell("b = 2")
+    runtime = await lab.open(replies(reply, cell("FINAL((a, 'b' in globals()))")))
+    session = await runtime.start()
+    result = await session.send("work")
+    assert isinstance(result, holdfast.Final)
+    assert result.value == (1, False)
+    first = await lab.facts(session.id, "eval.added")
+    assert [item.status for item in first] == ["ok", "error", "final"]
+    shown = [m.message.text for m in await runtime.messages(session.id)][2]
+    assert "ZeroDivisionError" in shown
+    assert "1 later block did not run" in shown
+
+
+async def test_inputs_are_variables_and_the_prompt_holds_only_their_cards(lab: Lab) -> None:
+    text = "needle " + "hay " * 50_000
+    runtime = await lab.open(replies(cell("FINAL((len(text), numbers[1], text.count('needle')))")))
+    session = await runtime.start()
+    result = await session.send("count", inputs={"text": text, "numbers": [1, 2.5]})
+    assert isinstance(result, holdfast.Final)
+    assert result.value == (len(text), 2.5, 1)
+    asked = lab.requests[0].messages[-1].text
+    assert f"{len(text):,} characters" in asked
+    assert len(asked) < 1000
+    started = (await lab.facts(session.id, "turn.started"))[0]
+    assert await runtime.value(session.id, started.inputs["text"]) == text
+    # The namespace holds the same text: it is stored once.
+    report = await verify(lab.store, session.id)
+    assert report.ok
+    big = [p for p in lab.store.bank.payloads.values() if len(p.data) > 100_000]
+    assert len(big) == 1
+
+
+@pytest.mark.parametrize("name", ["1x", "class", "FINAL", "lm", "_x", "ä", "a b"])
+async def test_an_input_that_code_could_not_use_is_refused_and_nothing_is_written(
+    lab: Lab, name: str
+) -> None:
+    runtime = await lab.open(replies(cell("FINAL(1)")))
+    session = await runtime.start()
+    with pytest.raises(InvalidInput, match="cannot be a variable"):
+        await session.send("x", inputs={name: 1})
+    assert await lab.types(session.id) == ["session.started"]
+    assert isinstance(await session.send("y"), holdfast.Final)
+
+
+async def test_the_namespace_lasts_over_turns_and_over_runtimes(lab: Lab) -> None:
+    steps = (cell("def twice(n):\n    return 2 * n\nseen = [1]\nFINAL(None)"),) + tuple(
+        cell(f"seen.append(twice({n}))\nFINAL(seen)") for n in (1, 2)
+    )
+    first = await lab.open(replies(*steps))
+    session = await first.start()
+    await session.send("define")
+    assert (await session.send("use")).value == [1, 2]
+    await first.close()
+    second = await lab.open(replies(*steps))
+    assert (await second.send(session.id, "use again")).value == [1, 2, 4]
+
+
+async def test_a_timed_out_model_call_settles_the_turn_as_timed_out(lab: Lab) -> None:
+    def respond(request):
+        raise ModelTimeout("too slow")
+
+    runtime = await lab.open(respond)
+    session = await runtime.start()
+    result = await session.send("x")
+    assert isinstance(result, holdfast.TimedOut)
+    assert result.cost_usd is None  # nobody knows what the lost call cost
+    assert (await runtime.state(session.id)).status == "idle"
+    step = (await runtime.steps(session.id))[0]
+    assert step.status == "failed"
+
+
+async def test_token_deltas_are_live_only(lab: Lab) -> None:
+    runtime = await lab.open(replies(cell("FINAL('seen')")))
+    session = await runtime.start()
+    async with runtime.subscribe(session.id) as items:
+        result = await session.send("x")
+        seen = []
+        async for item in items:
+            seen.append(item)
+            if isinstance(item, Transient):
+                break
+    assert isinstance(result, holdfast.Final)
+    assert any(isinstance(item, Transient) and "FINAL" in item.data["text"] for item in seen)
+    assert not any("delta" in kind for kind in await lab.types(session.id))
+
+
+async def test_images_are_stored_by_payload_and_sent_again(lab: Lab) -> None:
+    picture = bytes(range(256)) * 8
+    runtime = await lab.open(replies(cell("FINAL(1)"), cell("FINAL(2)")))
+    session = await runtime.start()
+    await session.send(user("look", Image(picture, "image/png")))
+    await runtime.close()
+    again = await lab.open(replies(cell("FINAL(1)"), cell("FINAL(2)")))
+    await again.send(session.id, "and?")
+    parts = lab.requests[-1].messages[0].parts
+    assert parts[1] == Image(picture, "image/png")
+    assert (await verify(lab.store, session.id)).ok
+
+
+async def test_a_model_must_be_named_and_a_session_must_exist(lab: Lab) -> None:
+    runtime = await holdfast.open(lab.store)
+    try:
+        with pytest.raises(InvalidSettings, match="no model is set"):
+            await runtime.start()
+        with pytest.raises(SessionNotFound):
+            await runtime.send("s-none", "x")
+    finally:
+        await runtime.close()
+
+
+async def test_the_session_keeps_its_settings_whatever_the_defaults_are_later(lab: Lab) -> None:
+    first = await lab.open(replies(cell("FINAL(1)")), max_steps=3, instructions="Be brief.")
+    session = await first.start()
+    await session.send("x")
+    await first.close()
+    second = await lab.open(replies("no code", "none", "none", "none"), max_steps=9)
+    result = await second.send(session.id, "y")
+    assert isinstance(result, holdfast.BudgetExceeded)
+    assert result.allowed == "3"
+    assert "Be brief." in lab.requests[-1].system
+
+
+async def test_starting_the_same_id_twice_is_harmless(lab: Lab) -> None:
+    runtime = await lab.open(replies(cell("FINAL(1)")))
+    one = await runtime.start(session_id="mine", labels={"team": "red"})
+    two = await runtime.start(session_id="mine", labels={"team": "red"})
+    assert one.id == two.id
+    assert await lab.types("mine") == ["session.started"]
