@@ -24,15 +24,18 @@ def beat(place: Place, heartbeat: Heartbeat) -> None:
     swap(place.disk, place.layout.heartbeat(heartbeat.owner), heartbeat_bytes(heartbeat))
 
 
-def acquire(files: SessionFiles, heartbeat: Heartbeat, held: Lease | None, takeover: bool) -> Lease:
-    """Take the lease; `held` is the one that this handle has of the session, if any."""
+def acquire(
+    files: SessionFiles, heartbeat: Heartbeat, held: dict[str, Lease], takeover: bool
+) -> Lease:
+    """Take the lease and add it to those that this handle holds."""
     beat(files.place, heartbeat)
     with files.writing():
         holding = files.holding()
         info = files.lease(holding)
         # A lease in our name that this handle never got is the trace of a failed acquire.
+        ours = held.get(files.id)
         unclaimed = holding.owner == heartbeat.owner and (
-            held is None or held.epoch != holding.epoch
+            ours is None or ours.epoch != holding.epoch
         )
         if info is not None and info.live and not unclaimed:
             raise rows.held_error(info)
@@ -44,7 +47,8 @@ def acquire(files: SessionFiles, heartbeat: Heartbeat, held: Lease | None, takeo
         new = Holding(heartbeat.owner, epoch, imported)
         what = f"taking the lease of session {files.id!r}"
         replace_file(files, files.lease_path, holding_bytes(new), what)
-    return Lease(files.id, heartbeat.owner, epoch)
+        held[files.id] = lease = Lease(files.id, heartbeat.owner, epoch)
+    return lease
 
 
 def renew(files: SessionFiles, heartbeat: Heartbeat, lease: Lease) -> None:

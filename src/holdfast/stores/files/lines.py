@@ -96,6 +96,8 @@ class BatchLine:
     epoch: int
     events: tuple[Event, ...]
     consumes: tuple[str, ...] = ()
+    restores: tuple[str, ...] = ()
+    """Payloads that were erased before and came again with this batch."""
 
     @property
     def last(self) -> int:
@@ -111,6 +113,8 @@ class BatchLine:
         }
         if self.consumes:
             record["consumes"] = list(self.consumes)
+        if self.restores:
+            record["restores"] = list(self.restores)
         return seal(record)
 
 
@@ -120,12 +124,13 @@ def read_batch(session: str, line: bytes) -> BatchLine:
     try:
         after, epoch = msgspec.convert((record["after"], record["epoch"]), tuple[int, int])
         consumes = msgspec.convert(record.get("consumes", ()), tuple[str, ...])
+        restores = msgspec.convert(record.get("restores", ()), tuple[str, ...])
         events = tuple(event_from_record(session, item) for item in _list(record["events"]))
     except (KeyError, msgspec.ValidationError) as error:
         raise Corruption(f"a line of session {session!r} is no batch: {error!r}") from error
     if not events or [event.seq for event in events] != list(range(after + 1, events[-1].seq + 1)):
         raise Corruption(f"a line of session {session!r} has events out of order")
-    return BatchLine(after, epoch, events, consumes)
+    return BatchLine(after, epoch, events, consumes, restores)
 
 
 def batches(events: Sequence[Event], size: int = 256) -> Iterable[BatchLine]:

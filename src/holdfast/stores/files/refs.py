@@ -8,7 +8,7 @@ looked for from the newest line backwards, since a ref in use is nearly always a
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 
 from holdfast.blobs.disk import Disk
@@ -16,7 +16,7 @@ from holdfast.core.errors import Corruption, InvalidId, InvalidRef
 from holdfast.core.ids import check_content_id
 from holdfast.core.payloads import Slot, manifest_slots, walk
 from holdfast.stores.files.inbox_file import InboxFile
-from holdfast.stores.files.lines import BatchLine
+from holdfast.stores.files.lines import BatchLine, Header
 from holdfast.stores.files.log_file import LogFile
 
 ReadBlob = Callable[[str], bytes | None]
@@ -33,15 +33,17 @@ class Refs:
         self._guard = threading.Lock()
         self._known: set[str] = set()
         self._rewrites = -1
+        self._erased: frozenset[str] = frozenset()
         self._low = self._high = 0
 
-    def missing(self, wanted: Iterable[str], rewrites: int) -> set[str]:
+    def missing(self, wanted: Iterable[str], header: Header) -> set[str]:
         """Return those of the wanted ids that neither log nor inbox refer to."""
         with self._guard:
             left = set(wanted)
-            if rewrites != self._rewrites:
+            if header.rewrites != self._rewrites:
                 self._known.clear()
-                self._rewrites = rewrites
+                self._rewrites = header.rewrites
+                self._erased = frozenset(header.erased)
                 self._low = self._high = self._log.tail().end
             left -= self._known
             if left:
@@ -57,39 +59,49 @@ class Refs:
     def _newer(self) -> set[str]:
         for line in self._log.forward(self._high):
             if line.batch is not None:
-                self._learn(slots_of_line(line.batch))
+                self._learn_line(line.batch)
             self._high = line.end
         return self._known
 
     def _older(self, wanted: set[str]) -> None:
         for line in self._log.backward(self._low):
             if line.batch is not None:
-                self._learn(slots_of_line(line.batch))
+                self._learn_line(line.batch)
             self._low = line.start
             if wanted <= self._known:
                 return
 
+    def _learn_line(self, batch: BatchLine) -> None:
+        self._known.update(batch.restores)
+        self._learn(slots_of_line(batch))
+
     def _learn(self, slots: Iterable[Slot]) -> None:
-        self._known.update(item.id for item in closure(slots, self._read, self._known))
+        self._known |= closure(slots, self._read, self._erased, self._known)
 
 
-def closure(slots: Iterable[Slot], read: ReadBlob, seen: set[str]) -> Iterator[Slot]:
-    """Yield the payloads that slots refer to and that are not seen yet, manifests followed."""
-    queue = list(slots)
+def closure(
+    slots: Iterable[Slot], read: ReadBlob, erased: Collection[str], known: Collection[str] = ()
+) -> set[str]:
+    """Return the payloads that slots refer to, manifests followed, without those known already.
+
+    A manifest is not rewritten when a part of it is erased, so parts that were erased do not count.
+    """
     met: set[str] = set()
+    queue = [item for item in slots if item.erased is None]
     while queue:
         item = queue.pop()
-        if item.inline or item.erased is not None or item.id in seen or item.id in met:
+        if item.inline or item.id in known or item.id in met:
             continue
         met.add(item.id)
-        yield item
         if item.encoding == "manifest":
             try:
                 data = read(item.id)
-                queue.extend(() if data is None else manifest_slots(item, data))
+                parts = () if data is None else manifest_slots(item, data)
             except (Corruption, InvalidRef, InvalidId):
                 # Damaged: what it referred to is out of reach, and verify names it.
                 continue
+            queue.extend(part for part in parts if part.id not in erased)
+    return met
 
 
 def slots_of_line(batch: BatchLine) -> Iterator[Slot]:
@@ -112,6 +124,13 @@ class Grants:
         except FileNotFoundError:
             return set()
         return {line for line in lines if _is_id(line)}
+
+    def drop(self, payload_id: str) -> None:
+        """Take an id out, durably; the caller holds the session's lock."""
+        ids = self.read()
+        if payload_id in ids:
+            rest = sorted(ids - {payload_id})
+            self._disk.replace(self._path, "".join(f"{item}\n" for item in rest).encode())
 
     def add(self, payload_id: str) -> None:
         """Add an id, durably; the caller holds the session's lock."""

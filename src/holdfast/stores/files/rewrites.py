@@ -38,8 +38,6 @@ def erase(
         with files.writing():
             tip = files.settled_tip()
             header = files.log.header()
-            if payload_id in header.erased:
-                return 0
             places = sum(
                 rows.count_places(line.batch.events, payload_id)
                 for line in files.log.forward(0, tip.end)
@@ -47,11 +45,14 @@ def erase(
             )
             unknown_here = files.foreign([payload_id]) - files.grants.read()
             if not places and unknown_here:
+                if payload_id in header.erased:
+                    return 0
                 raise rows.foreign_error(files.id, payload_id)
             at = now()
             derived.remove(files)
             _remove_torn(files)
             _erase_in_inbox(files, payload_id)
+            files.grants.drop(payload_id)
             erased = {**header.erased, payload_id: (at, rule)}
             _rewrite(
                 files,
@@ -184,10 +185,11 @@ def _erased_lines(
         if line.batch is None:
             raise files.log.damage(line.start)
         events = tuple(rows.erase_in(event, payload_id, at, rule) for event in line.batch.events)
-        if events == line.batch.events:
+        restores = tuple(item for item in line.batch.restores if item != payload_id)
+        if events == line.batch.events and restores == line.batch.restores:
             yield files.place.disk.read(files.log.path, line.start, line.end - line.start)
         else:
-            yield replace(line.batch, events=events).line()
+            yield replace(line.batch, events=events, restores=restores).line()
 
 
 def _kept_lines(files: SessionFiles, tip: Tip) -> Iterator[bytes]:

@@ -218,15 +218,15 @@ class SessionFiles:
     def foreign(self, wanted: Iterable[str]) -> set[str]:
         """Return those of the wanted payload ids that the session's log does not refer to."""
         ids = set(wanted)
-        return self.log.steady(lambda: self.refs.missing(ids, self.log.header().rewrites))
+        return self.log.steady(lambda: self.refs.missing(ids, self.log.header()))
 
     def payload(self, payload_id: str) -> bytes:
         """Return a payload that belongs to this session, its digest checked."""
-        mark = self.log.header().erased.get(payload_id)
-        if mark is not None:
-            raise rows.erased_error(payload_id, *mark)
         data = self._blob(payload_id)
         if self.foreign([payload_id]) and (data is None or payload_id not in self.grants.read()):
+            mark = self.log.header().erased.get(payload_id)
+            if mark is not None:
+                raise rows.erased_error(payload_id, *mark)
             raise rows.foreign_error(self.id, payload_id)
         if data is None:
             raise rows.missing_error(self.id, payload_id)

@@ -204,14 +204,20 @@ class FilesSessionStore:
     async def acquire(self, session_id: str, *, takeover: bool = False) -> Lease:
         """Take the right to drive a session."""
 
+        taken: list[Lease] = []
+
         def work(files: SessionFiles) -> Lease:
             beat = self._owner.heartbeat()
-            lease = driving.acquire(files, beat, self._held.get(session_id), takeover)
-            self._held[session_id] = lease
+            taken.append(driving.acquire(files, beat, self._held, takeover))
             self._owner.start()
-            return lease
+            return taken[0]
 
-        return await self._write(session_id, work, moves=False)
+        try:
+            return await self._write(session_id, work, moves=False)
+        except asyncio.CancelledError:
+            for lease in taken:
+                await self.release(lease)
+            raise
 
     async def renew(self, lease: Lease) -> None:
         """Prove that the lease still holds."""

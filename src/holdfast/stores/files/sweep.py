@@ -11,12 +11,12 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 
 from holdfast.blobs.disk import TEMPORARY
 from holdfast.blobs.port import BlobEntry
 from holdfast.core.errors import InvalidId, NotFound, SessionDeleted
 from holdfast.core.ids import check_id
-from holdfast.core.payloads import Slot
 from holdfast.stores.files.lease_file import read_heartbeat
 from holdfast.stores.files.locks import locked
 from holdfast.stores.files.refs import closure, slots_of_line
@@ -60,15 +60,16 @@ def _mark_session(files: SessionFiles, marks: Marks) -> None:
     if marks.sizes.get(files.id) == sizes:
         return
     tenant = files.tenant()
-    slots: list[Slot] = []
+    slots = [i.content for i in files.inbox.read().items.values() if i.content is not None]
+    restored: set[str] = set()
     for line in files.log.forward(0):
         if line.batch is None:
             raise files.log.damage(line.start)
         slots.extend(slots_of_line(line.batch))
-    slots += [i.content for i in files.inbox.read().items.values() if i.content is not None]
-    erased = set(files.log.header().erased)
-    read = lambda payload_id: files.place.blobs.get(tenant, payload_id)  # noqa: E731
-    marks.used[files.id] = {(tenant, item.id) for item in closure(slots, read, erased)}
+        restored.update(line.batch.restores)
+    read = partial(files.place.blobs.get, tenant)
+    found = closure(slots, read, files.log.header().erased) | restored
+    marks.used[files.id] = {(tenant, payload_id) for payload_id in found}
     marks.sizes[files.id] = sizes
 
 

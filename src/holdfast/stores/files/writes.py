@@ -94,13 +94,13 @@ def append(files: SessionFiles, request: Request) -> Appended:
         if refers:
             # Payloads are written before the lock is taken, once the append looks legal.
             files.check_present()
-            batch = _check(files, files.tip(), request)
+            batch, _ = _check(files, files.tip(), request)
             keep(files, batch.state.tenant, batch.payloads.values())
         with files.writing():
             tip = files.settled_tip()
-            batch = _check(files, tip, request)
+            batch, restores = _check(files, tip, request)
             line = BatchLine(
-                tip.state.seq, request.lease.epoch, batch.events, tuple(request.consumes)
+                tip.state.seq, request.lease.epoch, batch.events, tuple(request.consumes), restores
             ).line()
             add_line(files, files.log.path, line, tip.end)
             new = replace(
@@ -165,11 +165,16 @@ def keep(files: SessionFiles, tenant: str, items: Iterable[Slot]) -> None:
         files.place.blobs.put(tenant, item.id, item.data)
 
 
-def prove(files: SessionFiles, tenant: str, batch: Batch, source: SessionFiles | None) -> None:
-    """Check that every payload referred to is stored and may be referred to by this session."""
+def prove(
+    files: SessionFiles, tenant: str, batch: Batch, source: SessionFiles | None
+) -> tuple[str, ...]:
+    """Check that every payload referred to is stored and may be referred to by this session.
+
+    Return those that were erased here before and come again.
+    """
+    if not batch.refs:
+        return ()
     queue = [item for item in batch.refs.values() if item.id not in batch.payloads]
-    if not queue:
-        return
     exists = batch.events[0].seq > 1
     erased = files.log.header().erased if exists else {}
     foreign = files.foreign(item.id for item in queue) if exists else None
@@ -180,9 +185,12 @@ def prove(files: SessionFiles, tenant: str, batch: Batch, source: SessionFiles |
         if item.id in seen or item.id in batch.payloads:
             continue
         seen.add(item.id)
-        if item.id in erased:
-            raise rows.erased_error(item.id, *erased[item.id])
         if foreign is not None and item.id not in foreign and blobs.has(tenant, item.id):
+            continue
+        if item.id in erased and item.id not in files.grants.read():
+            if item.id in batch.refs:
+                raise rows.erased_error(item.id, *erased[item.id])
+            seen.discard(item.id)
             continue
         data = blobs.get(tenant, item.id) if _may_take(files, tenant, source, item.id) else None
         if data is None:
@@ -191,6 +199,7 @@ def prove(files: SessionFiles, tenant: str, batch: Batch, source: SessionFiles |
         if foreign is not None and inner:
             foreign |= files.foreign(part.id for part in inner)
         queue.extend(inner)
+    return tuple(sorted(erased.keys() & (seen | batch.refs.keys())))
 
 
 def add_line(files: SessionFiles, path: Path, line: bytes, end: int) -> None:
@@ -244,7 +253,7 @@ def new_order() -> int:
     return _orders[0]
 
 
-def _check(files: SessionFiles, tip: Tip, request: Request) -> Batch:
+def _check(files: SessionFiles, tip: Tip, request: Request) -> tuple[Batch, tuple[str, ...]]:
     lease = request.lease
     holding = files.holding()
     if (holding.owner, holding.epoch) != (lease.owner, lease.epoch):
@@ -264,8 +273,7 @@ def _check(files: SessionFiles, tip: Tip, request: Request) -> Batch:
         payloads=request.payloads,
     )
     _check_consumes(files, tip, request.consumes)
-    prove(files, batch.state.tenant, batch, request.source)
-    return batch
+    return batch, prove(files, batch.state.tenant, batch, request.source)
 
 
 def _check_consumes(files: SessionFiles, tip: Tip, keys: Sequence[str]) -> None:
