@@ -43,6 +43,7 @@ _SIGKILL = 9
 _NO_DESCRIPTOR_ABOVE = 0x7FFFFFFF
 
 _libc = ctypes.CDLL(None, use_errno=True)
+_prepared: landlock.Ruleset | None = None
 
 
 class Unconfined(OSError):
@@ -53,7 +54,8 @@ class Policy:
     """What a worker keeps: the paths it may read, its descriptors and its ceilings.
 
     The ceilings hold for the life of the process: `cpu_seconds` is a last resort behind the host's
-    own count per cell.
+    own count per cell. Dying with the parent means dying with the thread of it that started this
+    process: only a host whose threads come and go turns it off.
     """
 
     def __init__(
@@ -66,6 +68,7 @@ class Policy:
         open_files: int = 128,
         keep_fds: tuple[int, ...] = (0, 1, 2),
         parent_pid: int | None = None,
+        die_with_parent: bool = True,
     ) -> None:
         self.read_paths = read_paths
         self.memory_bytes = memory_bytes
@@ -74,6 +77,7 @@ class Policy:
         self.open_files = open_files
         self.keep_fds = keep_fds
         self.parent_pid = parent_pid
+        self.die_with_parent = die_with_parent
 
 
 class Report:
@@ -137,6 +141,16 @@ def available() -> Report:
     return Report(version, has_seccomp, tuple(missing), tuple(notes))
 
 
+def prepare() -> None:
+    """Collect the rules that every worker has, ahead of `confine`, while nobody waits for it."""
+    global _prepared
+    version = landlock.abi()
+    if version and _prepared is None:
+        _prepared = landlock.Ruleset(version)
+        for path, access in _interpreter_paths():
+            _prepared.allow(path, access)
+
+
 def confine(policy: Policy) -> Report:
     """Confine this process for good and say how; raise Unconfined if any part fails."""
     return _confine(policy, None)
@@ -165,14 +179,16 @@ def _confine(policy: Policy, executable: ctypes.Array[ctypes.c_char] | None) -> 
         raise Unconfined("cannot confine a process that has started threads: confine it first")
     notes = list(found.notes)
     os.environ.clear()
-    _close_descriptors(policy.keep_fds)
+    prepared = () if _prepared is None else (_prepared.descriptor,)
+    _close_descriptors((*policy.keep_fds, *prepared))
     ruleset = _rules(found.landlock_abi, policy, executable)
     _be_the_first_to_be_killed()
     _limit(policy)
     uid = _give_up_identity(notes)
     _count_threads_alone(policy.threads, notes)
     _drop_capabilities()
-    _die_with_parent(policy.parent_pid)
+    if policy.die_with_parent:
+        _die_with_parent(policy.parent_pid)
     _prctl(_PR_SET_DUMPABLE, 0)
     _prctl(_PR_SET_NO_NEW_PRIVS, 1)
     ruleset.restrict_self()
@@ -193,11 +209,11 @@ def _close_descriptors(keep: tuple[int, ...]) -> None:
 def _rules(
     version: int, policy: Policy, executable: ctypes.Array[ctypes.c_char] | None
 ) -> landlock.Ruleset:
-    ruleset = landlock.Ruleset(version)
+    if _prepared is None:
+        prepare()
+    ruleset = _prepared or landlock.Ruleset(version)
     for path in policy.read_paths:
         ruleset.allow(path, landlock.READ)
-    for path, access in _interpreter_paths():
-        ruleset.allow(path, access)
     if executable is not None:
         for path in (os.fsdecode(executable.value), *_program_loaders()):
             ruleset.allow(path, landlock.READ_FILE | landlock.EXECUTE)

@@ -62,7 +62,7 @@ class Ruleset:
             _SCOPE_ABSTRACT_UNIX_SIGNAL if version >= 6 else 0,
         )
         size = 24 if version >= 6 else 16 if version >= 4 else 8
-        self._fd = _checked(
+        self.descriptor = self._fd = _checked(
             _libc.syscall(
                 ctypes.c_long(CREATE_RULESET), ctypes.byref(attr), ctypes.c_size_t(size), 0
             ),

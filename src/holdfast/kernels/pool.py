@@ -98,7 +98,7 @@ class WorkerPool:
     def prepare(self) -> None:
         """Start the spare worker, if there is none."""
         if self._spare is None and self._keep_spare and not self._closed:
-            self._spare = asyncio.ensure_future(_warm())
+            self._spare = asyncio.ensure_future(Worker.start())
 
     def _make_room(self) -> bool:
         while self._holders and self._full():
@@ -168,9 +168,3 @@ class WorkerPool:
                 (await spare).kill(Parked("the kernel was closed"))
             except OSError:
                 return
-
-
-async def _warm() -> Worker:
-    worker = await Worker.start()
-    worker.send({"id": 0, "do": "warm"})
-    return worker

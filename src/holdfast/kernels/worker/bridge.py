@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import _thread
 import sys
-from collections.abc import Callable
-from typing import Any
 
 from holdfast.kernels.worker.pins import Pins
 from holdfast.kernels.worker.wire import Channel
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
 
 COMMAND = 0
 

@@ -6,11 +6,13 @@ interrupts unwind by BaseException, so that `except Exception` in the cell does 
 
 from __future__ import annotations
 
-import _ast
 import sys
-from typing import Any
 
 from holdfast.kernels.worker import render
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 AWAIT_AT_TOP = 0x2000
 AST_ONLY = 0x0400
@@ -156,6 +158,8 @@ def run(source: str, filename: str, namespace: dict[str, Any]) -> Any:
             pass
         else:
             return _execute(code, namespace)
+    import _ast
+
     tree: Any = compile(source, filename, "exec", AST_ONLY | flags, True)
     last = None
     if tree.body and isinstance(tree.body[-1], _ast.Expr):

@@ -11,15 +11,22 @@ from __future__ import annotations
 
 import _pickle
 import gc
-import hashlib
 import io
 import sys
-from collections.abc import Callable
 from itertools import islice
-from typing import Any
 
 from holdfast.kernels.worker import render
 from holdfast.kernels.worker.reduction import Marker, Reduction
+
+try:
+    from _sha2 import sha256 as _small_sha256  # type: ignore[import-not-found]
+except ImportError:  # before Python 3.12
+    from _sha256 import sha256 as _small_sha256  # type: ignore[import-not-found]
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
 
 LARGE = 1 << 16
 PIECE = 1 << 20
@@ -36,7 +43,8 @@ OWN_NAMES = frozenset(
 )
 _CONTAINERS = frozenset({list, tuple, dict})
 
-Piece = list[Any]
+if TYPE_CHECKING:
+    Piece = list[Any]
 
 
 class _Slot:
@@ -44,6 +52,20 @@ class _Slot:
 
     def __init__(self, index: int, value: str | bytes, piece: list[Any]) -> None:
         self.index, self.value, self.piece = index, value, piece
+
+
+def _sha256(parts: list[bytes], size: int) -> str:
+    # Loading OpenSSL takes as long as hashing a megabyte without it.
+    if size < LARGE and "hashlib" not in sys.modules:
+        new = _small_sha256
+    else:
+        import hashlib
+
+        new = hashlib.sha256
+    digest = new()
+    for part in parts:
+        digest.update(part)
+    return str(digest.hexdigest())
 
 
 class Pieces:
@@ -92,10 +114,7 @@ class Pieces:
 
     def store(self, parts: list[bytes], size: int) -> list[Any]:
         """Return [id, size, no bytes] of a piece; send it if it is new."""
-        digest = hashlib.sha256()
-        for part in parts:
-            digest.update(part)
-        identifier = "sha256:" + digest.hexdigest()
+        identifier = "sha256:" + _sha256(parts, size)
         if identifier not in self._known:
             self._known.add(identifier)
             self._send(identifier, parts)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from itertools import islice
-from typing import Any
 
 from holdfast.kernels.worker import render
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 PAGE_ITEMS = 25
 PAGE_CHARACTERS = 3000

@@ -13,8 +13,11 @@ import _blake2
 import os
 import sys
 import time
-from collections.abc import Callable
-from typing import Any
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
 
 TICK_NS = 1000
 

@@ -13,11 +13,14 @@ from __future__ import annotations
 import marshal
 import sys
 import types
-from collections.abc import Callable, Iterable
-from typing import Any
 
 from holdfast.kernels.worker.bridge import HostFunction
 from holdfast.kernels.worker.cellrun import Sources
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from typing import Any
 
 FUTURE_FLAGS = 0x1FE0000
 MAIN = "__main__"

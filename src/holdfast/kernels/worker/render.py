@@ -7,8 +7,11 @@ of the model and may fail; a failure is shown, never raised.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import Any
+
 
 _OPEN: dict[type, tuple[str, str]] = {
     list: ("[", "]"),

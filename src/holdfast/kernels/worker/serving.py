@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found]
 import builtins
 import os
-import signal
 import sys
 import types
 from time import monotonic_ns
-from typing import Any
 
 from holdfast.kernels.worker import cellrun, render
 from holdfast.kernels.worker.bridge import Bridge, CallError, HostFunction
@@ -19,7 +18,15 @@ from holdfast.kernels.worker.pins import Pins
 from holdfast.kernels.worker.reduction import MAIN, Reduction
 from holdfast.kernels.worker.wire import Channel, Shield
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
 STACK_BYTES = 96 << 20
+WARM = (
+    *("resource", "ctypes", "holdfast.kernels.confinement", "hashlib", "json", "datetime"),
+    *("holdfast.core.values", "random", "traceback", "threading", "re", "collections", "typing"),
+)
 QUICK_NS = 50_000_000
 ENCODED_CHARACTERS = 1 << 16
 
@@ -29,7 +36,7 @@ class Worker:
 
     def __init__(self, descriptor: int) -> None:
         self.shield = Shield(Interrupted)
-        signal.signal(signal.SIGINT, self.shield.interrupt)
+        _signal.signal(_signal.SIGINT, self.shield.interrupt)
         self.channel = Channel(descriptor, self.shield)
         self.pins = Pins()
         self.pins.install()
@@ -50,13 +57,13 @@ class Worker:
     def serve(self) -> None:
         """Do what the host asks until it goes away."""
         does = {
-            "warm": self.warm,
             "open": self.open,
             "load": self.load,
             "bind": self.bind,
             "checkpoint": self.checkpoint,
             "eval": self.evaluate,
         }
+        self._warm()
         while True:
             command = self.bridge.command()
             try:
@@ -65,20 +72,13 @@ class Worker:
                 text = f"{type(error).__name__}: {error}"
                 self.channel.send({"kind": "failed", "message": text[:2000]})
 
-    def warm(self, command: dict[str, Any]) -> None:
-        """Import what most cells need, while nobody waits."""
-        import hashlib
-        import linecache  # noqa: F401
-        import random
-        import threading  # noqa: F401
-        import traceback  # noqa: F401
-
-        from holdfast.core import values
-        from holdfast.kernels import confinement  # noqa: F401
-
-        hashlib.sha256(b"")
-        values.encode({"x": [1]})
-        random.random()
+    def _warm(self) -> None:
+        """Import what most cells need, for as long as nobody waits."""
+        for name in WARM:
+            if self.channel.ready():
+                return
+            __import__(name)
+        sys.modules["holdfast.kernels.confinement"].prepare()
 
     def open(self, command: dict[str, Any]) -> None:
         """Confine this process and offer the engine's names."""

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import io
 import pickle
-from collections.abc import Callable
-from typing import Any, ClassVar
 
 from holdfast.kernels.worker.reduction import Marker
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any, ClassVar
 
 _Unpickler: Any = pickle._Unpickler
 

@@ -12,8 +12,11 @@ from __future__ import annotations
 import _thread
 import marshal
 import os
-from collections.abc import Callable
-from typing import Any
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
 
 MESSAGE, CHUNK = 0, 1
 READ_BYTES = 1 << 14
@@ -71,6 +74,12 @@ class Channel:
         self._buffer = b""
         # Kept here, because model code may replace the attributes of the modules.
         self._read, self._write, self._loads = os.read, os.write, marshal.loads
+
+    def ready(self) -> bool:
+        """Return whether the host has sent something."""
+        import select
+
+        return bool(select.select([self.descriptor], (), (), 0)[0])
 
     def receive(self) -> Any:
         """Return the next message of the host."""

@@ -1,0 +1,240 @@
+"""What every kernel must do, as tests: subclass `KernelContract` and give it a `kernel` fixture.
+
+Differences between engines are declared in `kernel.flags`, and the tests ask them there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from holdfast.core import values
+from holdfast.core.errors import KernelProtocolError
+from holdfast.kernels.port import (
+    Encoded,
+    HostAnswer,
+    HostCall,
+    HostFunction,
+    Kernel,
+    KernelLimits,
+    KernelSettings,
+)
+from holdfast.testing.kernel_driver import START_NS, KernelDriver
+
+LM = KernelSettings(functions=(HostFunction("lm"), HostFunction("look", pure=True)))
+
+
+def _echo(text: Any) -> str:
+    return f"answer to {text}"
+
+
+class KernelContract:
+    """The contract of the kernel port."""
+
+    async def test_the_value_of_the_last_expression_is_the_value_of_the_cell(
+        self, kernel: Kernel
+    ) -> None:
+        driver = await KernelDriver.open(kernel)
+        assert await driver.value("x = 20\nx * 2 + 2") == 42
+        assert await driver.value("x") == 20
+        assert await driver.value("x = 1") is None
+
+    async def test_values_keep_their_type_on_the_way_out(self, kernel: Kernel) -> None:
+        driver = await KernelDriver.open(kernel)
+        assert await driver.value("{'a': [1, 2.5, None, True], 'b': (1, 'x')}") == {
+            "a": [1, 2.5, None, True],
+            "b": (1, "x"),
+        }
+
+    async def test_output_is_captured_with_its_true_size(self, kernel: Kernel) -> None:
+        driver = await KernelDriver.open(kernel)
+        result = await driver.run("print('hello')\nprint('x' * 100000)")
+        assert result.stdout.head.startswith("hello\nxxx")
+        assert result.stdout.size == 100007
+        assert not result.stdout.whole
+
+    async def test_an_error_points_at_the_models_line_and_keeps_what_came_before(
+        self, kernel: Kernel
+    ) -> None:
+        driver = await KernelDriver.open(kernel)
+        result = await driver.run("kept = 7\n\n1 / 0\nlost = 8")
+        assert result.status == "error"
+        assert result.error is not None
+        assert result.error.type == "ZeroDivisionError"
+        assert result.error.line == 3
+        assert "1 / 0" in result.error.traceback
+        assert await driver.value("kept") == 7
+        assert (await driver.run("lost")).status == "error"
+
+    async def test_a_syntax_error_runs_nothing(self, kernel: Kernel) -> None:
+        driver = await KernelDriver.open(kernel)
+        result = await driver.run("ran = 1\nx = = 2")
+        assert result.status == "error"
+        assert (await driver.run("ran")).status == "error"
+
+    async def test_a_host_call_reaches_the_host_and_brings_its_answer(self, kernel: Kernel) -> None:
+        driver = await KernelDriver.open(kernel, LM, lm=_echo)
+        assert await driver.value("lm('one') + '; ' + lm('two')") == "answer to one; answer to two"
+        assert [call.key[0] for call in driver.recorded] == ["lm", "lm"]
+
+    async def test_equal_calls_are_told_apart_by_their_number(self, kernel: Kernel) -> None:
+        driver = await KernelDriver.open(kernel, LM, lm=_echo)
+        result = await driver.run("a = [lm('same'), lm('other'), lm('same')]")
+        assert [call.ordinal for call in result.calls] == [0, 0, 1]
+        assert result.calls[0].digest == result.calls[2].digest
+
+    async def test_a_failed_call_can_be_caught(self, kernel: Kernel) -> None:
+        def fail(text: str) -> str:
+            raise ValueError(f"no {text}")
+
+        driver = await KernelDriver.open(kernel, LM, lm=fail)
+        code = "try:\n    lm('x')\nexcept ValueError as error:\n    caught = str(error)\ncaught"
+        assert await driver.value(code) == "no x"
+
+    async def test_an_error_of_on_call_ends_the_cell_and_is_raised(self, kernel: Kernel) -> None:
+        driver = await KernelDriver.open(kernel, LM)
+        await driver.run("before = 1")
+
+        async def broken(call: HostCall) -> HostAnswer:
+            raise KernelProtocolError("the log could not be written")
+
+        with pytest.raises(KernelProtocolError, match="log could not be written"):
+            await driver.session.evaluate(
+                "before = 2\nlm('x')", started_at_ns=START_NS, on_call=broken
+            )
+        assert await driver.value("before") == 1
+
+    async def test_final_fixes_its_value_and_ends_the_cell(self, kernel: Kernel) -> None:
+        driver = await KernelDriver.open(kernel)
+        result = await driver.run("found = [1]\nFINAL(found)\nfound.append(2)\nafter = 1")
+        assert result.status == "final"
+        assert result.final is not None
+        assert values.decode(result.final.encoding, result.final.data) == [1]
+        assert (await driver.run("after")).status == "error"
+
+    async def test_calls_after_final_are_refused(self, kernel: Kernel) -> None:
+        driver = await KernelDriver.open(kernel, LM, lm=_echo)
+        code = "try:\n    FINAL(1)\nfinally:\n    lm('late')"
+        result = await driver.run(code)
+        assert result.status == "final"
+        assert driver.recorded == []
+
+    async def test_final_of_something_that_is_no_data_is_an_error(self, kernel: Kernel) -> None:
+        driver = await KernelDriver.open(kernel)
+        result = await driver.run("FINAL(lambda: 1)")
+        assert result.status == "error"
+        assert result.final is None
+
+    async def test_inspect_pages_a_big_value(self, kernel: Kernel) -> None:
+        driver = await KernelDriver.open(kernel)
+        result = await driver.run("numbers = list(range(1000))\ninspect(numbers, 500)")
+        assert "500" in result.stdout.head
+        assert "1000" in result.stdout.head
+
+    async def test_names_of_the_engine_are_repaired(self, kernel: Kernel) -> None:
+        driver = await KernelDriver.open(kernel, LM, lm=_echo)
+        result = await driver.run("lm = 3\nFINAL = None")
+        assert set(result.repaired) == {"lm", "FINAL"}
+        assert await driver.value("lm('again')") == "answer to again"
+
+    async def test_an_input_is_bound_and_kept(self, kernel: Kernel) -> None:
+        driver = await KernelDriver.open(kernel)
+        await driver.session.set_variable("context", Encoded(*values.encode({"docs": ["a", "b"]})))
+        assert await driver.value("context['docs'][1]") == "b"
+        await driver.reopen()
+        assert await driver.value("context") == {"docs": ["a", "b"]}
+
+    async def test_a_namespace_is_restored_from_its_checkpoint(self, kernel: Kernel) -> None:
+        driver = await KernelDriver.open(kernel)
+        await driver.run("a = [1, 2]\nb = {'x': a, 'y': (1, 2.5, None)}\ntext = 'é' * 70000")
+        await driver.reopen()
+        assert await driver.value("b['x'].append(3)\n(a, b['y'], len(text))") == (
+            [1, 2, 3],
+            (1, 2.5, None),
+            70000,
+        )
+
+    async def test_functions_are_restored_where_the_engine_can(self, kernel: Kernel) -> None:
+        driver = await KernelDriver.open(kernel)
+        await driver.run("base = 10\ndef add(n):\n    return base + n")
+        await driver.reopen()
+        await driver.run("base = 20")
+        if kernel.flags.functions_restorable:
+            assert await driver.value("add(1)") == 21
+
+    async def test_restoring_an_earlier_checkpoint_goes_back(self, kernel: Kernel) -> None:
+        driver = await KernelDriver.open(kernel)
+        await driver.run("step = 1")
+        early = driver.manifest
+        assert early is not None
+        await driver.run("step = 2\nextra = 1")
+        await driver.session.restore(early)
+        assert await driver.value("step") == 1
+        assert (await driver.run("extra")).status == "error"
+
+    async def test_a_listing_names_type_and_preview(self, kernel: Kernel) -> None:
+        driver = await KernelDriver.open(kernel)
+        await driver.run("count = 3\nwords = ['a', 'b']")
+        listed = {variable.name: variable for variable in await driver.session.variables()}
+        assert set(listed) == {"count", "words"}
+        assert "int" in listed["count"].type
+        assert "3" in listed["count"].preview
+        assert "list" in listed["words"].type
+
+    async def test_a_rerun_is_answered_from_the_record(self, kernel: Kernel) -> None:
+        driver = await KernelDriver.open(kernel, LM, lm=_echo)
+        code = "import time\nout = [lm('a'), lm('b'), time.time()]\nout"
+        first = await driver.run(code)
+        recorded = list(driver.recorded)
+        await driver.session.restore(first.checkpoint.manifest if first.checkpoint else {})
+        fresh = await KernelDriver.open(kernel, LM, lm=lambda text: pytest.fail("asked again"))
+        again = await fresh.run(code, recorded=recorded)
+        assert again.value is not None
+        assert first.value is not None
+        assert again.value.encoded == first.value.encoded
+
+    async def test_a_rerun_that_does_not_make_a_recorded_call_has_diverged(
+        self, kernel: Kernel
+    ) -> None:
+        driver = await KernelDriver.open(kernel, LM, lm=_echo)
+        await driver.run("x = lm('a')")
+        recorded = list(driver.recorded)
+        fresh = await KernelDriver.open(kernel, LM, lm=_echo)
+        result = await fresh.run("x = 1", recorded=recorded)
+        assert result.status == "diverged"
+        assert result.checkpoint is None
+        assert (await fresh.run("x")).status == "error"
+
+    async def test_a_runaway_cell_is_stopped_and_the_session_lives(self, kernel: Kernel) -> None:
+        driver = await KernelDriver.open(kernel)
+        await driver.run("before = 5")
+        limits = KernelLimits(cpu_seconds=0.3, wall_seconds=20)
+        result = await driver.run("while True:\n    pass", limits=limits)
+        assert result.status == "limit"
+        assert result.limit in ("cpu", "wall")
+        assert await driver.value("before") == 5
+
+    async def test_a_cancelled_cell_leaves_the_namespace_as_it_was(self, kernel: Kernel) -> None:
+        asked = asyncio.Event()
+
+        async def never(text: str) -> str:
+            asked.set()
+            await asyncio.Event().wait()
+            return ""
+
+        driver = await KernelDriver.open(kernel, LM, lm=never)
+        await driver.run("state = 'old'")
+        task = asyncio.ensure_future(driver.run("state = 'new'\nlm('x')"))
+        await asked.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert await driver.value("state") == "old"
+
+    async def test_a_parked_session_goes_on(self, kernel: Kernel) -> None:
+        driver = await KernelDriver.open(kernel)
+        await driver.run("x = [1]")
+        await driver.session.park()
+        assert await driver.value("x + [2]") == [1, 2]
