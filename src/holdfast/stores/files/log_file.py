@@ -135,7 +135,9 @@ class LogFile:
     def backward(self, end: int) -> Iterator[Line]:
         """Yield the complete lines before an offset that a line ends at, last first."""
         pieces = self._pieces_backward(end)
-        next(pieces)
+        start, rest = next(pieces)
+        if rest:
+            yield Line(start, end, None)
         for start, text in pieces:
             if start:
                 yield Line(start, start + len(text) + 1, self._batch(text))
@@ -221,13 +223,13 @@ class LogFile:
         )
 
     def _up(self, after: int, before: int | None) -> Iterator[Event]:
-        position, bad, size = after, None, self.size()
+        position, bad, met, size = after, None, False, self.size()
         for line in self.forward(self.seek(after + 1, size), size):
             if line.batch is None:
                 bad = bad or line
                 continue
             self._check_joined(line.batch.after <= position, bad, position)
-            bad = None
+            bad, met = None, True
             for event in line.batch.events:
                 if event.seq <= position:
                     continue
@@ -237,7 +239,7 @@ class LogFile:
                 yield event
             if before is not None and position >= before - 1:
                 return
-        self._check_joined(True if bad is None else None, bad, position)
+        self._check_joined(met and bad is None, bad, 0 if not met else position)
 
     def _down(self, after: int, before: int | None) -> Iterator[Event]:
         bad: Line | None = None
@@ -260,10 +262,9 @@ class LogFile:
                     yield event
             if position == after + 1:
                 return
-        if bad is not None:
-            raise self.damage(bad.start)
+        self._check_joined(met and bad is None, bad, 0)
 
-    def _check_joined(self, joined: bool | None, bad: Line | None, position: int) -> None:
+    def _check_joined(self, joined: bool, bad: Line | None, position: int) -> None:
         if joined:
             return
         if bad is not None:

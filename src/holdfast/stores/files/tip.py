@@ -78,10 +78,10 @@ def _fold_lines(log: LogFile, tip: Tip, size: int, lenient: bool) -> tuple[Tip, 
         consumed.update(line.batch.consumes)
     if state.seq == 0 and not lenient:
         raise log.gap(0)
-    if end == tip.end:
+    if end == tip.end > 0:
         return tip, frozenset()
     # A damaged last line hides at least one event: whoever asks how far the log goes is told so.
-    state = replace(state, seq=state.seq + hidden)
+    state = replace(state, seq=max(state.seq + hidden, 1))
     mark = log.mark(end).decode("ascii", "replace")
     return replace(tip, state=state, end=end, mark=mark, epoch=epoch), frozenset(consumed)
 
