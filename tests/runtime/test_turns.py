@@ -118,9 +118,11 @@ async def test_an_input_that_code_could_not_use_is_refused_and_nothing_is_writte
 
 
 async def test_the_namespace_lasts_over_turns_and_over_runtimes(lab: Lab) -> None:
-    steps = (cell("def twice(n):\n    return 2 * n\nseen = [1]\nFINAL(None)"),) + tuple(
-        cell(f"seen.append(twice({n}))\nFINAL(seen)") for n in (1, 2)
-    )
+    steps = [
+        cell("def twice(n):\n    return 2 * n\nseen = [1]\nFINAL(None)"),
+        cell("seen.append(twice(1))\nFINAL(seen)"),
+        cell("seen.append(twice(2))\nFINAL(seen)"),
+    ]
     first = await lab.open(replies(*steps))
     session = await first.start()
     await session.send("define")

@@ -139,6 +139,7 @@ class Drive:
             ordinal=ordinal,
             first_user_text=self.transcript.first_user_text,
             cache_id=self.state.cache_id,
+            settings=settings.options(),
             max_output_tokens=settings.max_output_tokens or None,
             deadline_seconds=settings.call_timeout_seconds,
         )

@@ -135,6 +135,7 @@ class Leaves:
             ordinal=ordinal,
             first_user_text=self.first_user_text,
             cache_id=self.cache_id,
+            settings=self.settings.options(),
             max_output_tokens=self.settings.max_output_tokens or None,
             deadline_seconds=self.settings.leaf_timeout_seconds,
         )

@@ -7,6 +7,7 @@ and every revival uses that snapshot, not today's defaults. Keys of providers ar
 
 from __future__ import annotations
 
+import json
 import os
 import tomllib
 from collections.abc import Mapping
@@ -27,6 +28,7 @@ class Settings:
 
     model: str = ""
     leaf_model: str = ""  # empty: the same as model
+    model_options: str = ""  # a JSON object, such as {"temperature": 0.2}
     kernel: str = "auto"  # auto, cpython, monty
     profile: str = "default"  # locked_down, default, trusted
     work_area: str = ""  # empty: the current folder
@@ -57,6 +59,7 @@ class Settings:
                 raise InvalidSettings(
                     f"{name} is {getattr(self, name)!r}; use one of {', '.join(choices)}"
                 )
+        self.options()
         if self.max_usd:
             try:
                 amount = Decimal(self.max_usd)
@@ -64,6 +67,19 @@ class Settings:
                 raise InvalidSettings(f"max_usd is {self.max_usd!r}, not an amount") from None
             if not amount.is_finite() or amount < 0:
                 raise InvalidSettings(f"max_usd is {self.max_usd!r}; use an amount like 2.50")
+
+    def options(self) -> dict[str, Any]:
+        """Return the options that are passed on to the model."""
+        try:
+            found = json.loads(self.model_options or "{}")
+        except ValueError:
+            found = None
+        if not isinstance(found, dict):
+            raise InvalidSettings(
+                f"model_options is {self.model_options!r}; use a JSON object like "
+                '{"temperature": 0.2}'
+            )
+        return found
 
     def to_record(self) -> dict[str, Any]:
         """Return the stored form."""

@@ -1,0 +1,75 @@
+"""A fork goes on from a head, stands on its own, and never touches its source."""
+
+import pytest
+
+import holdfast
+from holdfast.core.errors import HeadNotFound, SessionNotFound
+from holdfast.stores.verify import verify
+
+from .conftest import Lab, cell, replies
+
+LOG = cell("log = globals().get('log', [])\nlog.append(len(log))\nFINAL(log)")
+STEPS = [LOG, LOG, LOG]
+
+
+async def test_a_fork_restores_namespace_and_transcript_of_any_head(lab: Lab) -> None:
+    runtime = await lab.open(replies(*STEPS))
+    source = await runtime.start()
+    first = await source.send("one")
+    await source.send("two " + "long " * 200)
+    before = await lab.store.read_events(source.id)
+    old = await source.fork(first.head)
+    new = await source.fork()
+    result = await old.send("again")
+    assert result.value == [0, 1]
+    texts = [message.text for message in lab.requests[-1].messages]
+    assert texts[0] == "one"
+    assert texts[-1] == "again"
+    assert not any(text.startswith("two") for text in texts)
+    assert (await new.send("again")).value == [0, 1, 2]
+    texts = [message.text for message in lab.requests[-1].messages]
+    assert any(text.startswith("two long") for text in texts)
+    assert await lab.store.read_events(source.id) == before
+
+
+async def test_the_derivation_edge_stands_in_the_forks_log_with_its_first_head(lab: Lab) -> None:
+    runtime = await lab.open(replies(*STEPS))
+    source = await runtime.start()
+    head = (await source.send("one")).head
+    fork = await source.fork()
+    assert await lab.facts(fork.id, "lineage.added") == []
+    first = await fork.send("two")
+    await fork.send("three")
+    (edge,) = await lab.facts(fork.id, "lineage.added")
+    assert (edge.type, edge.from_session, edge.from_head) == ("derivation", source.id, head)
+    assert (edge.to_session, edge.to_head) == (fork.id, first.head)
+    assert await lab.facts(source.id, "lineage.added") == []
+    assert (await runtime.state(fork.id)).kind == "fork"
+
+
+async def test_a_fork_does_not_need_its_source_afterwards(lab: Lab) -> None:
+    runtime = await lab.open(replies(*STEPS))
+    source = await runtime.start()
+    await source.send("one", inputs={"text": "x" * 100_000})
+    fork = await source.fork()
+    await lab.store.delete(source.id)
+    await lab.store.gc(grace_seconds=0)
+    assert (await verify(lab.store, fork.id)).ok
+    result = await fork.send("go on")
+    assert isinstance(result, holdfast.Final)
+    again = await fork.fork()
+    assert (await verify(lab.store, again.id)).ok
+
+
+async def test_nothing_is_created_where_there_is_no_such_head(lab: Lab) -> None:
+    runtime = await lab.open(replies(*STEPS))
+    source = await runtime.start()
+    with pytest.raises(HeadNotFound, match="no head yet"):
+        await source.fork(session_id="copy")
+    await source.send("one")
+    with pytest.raises(HeadNotFound):
+        await source.fork("sha256:" + "0" * 64, session_id="copy")
+    with pytest.raises(SessionNotFound):
+        await runtime.fork("s-none", session_id="copy")
+    with pytest.raises(SessionNotFound):
+        await runtime.state("copy")

@@ -1,0 +1,250 @@
+"""Whatever a driver left unfinished is taken up where the log stands; reading never repairs."""
+
+import asyncio
+
+import pytest
+
+import holdfast
+from holdfast.core.errors import AgentMissing, LeaseHeld, SessionBusy
+from holdfast.stores.memory import MemorySessionStore
+from holdfast.stores.verify import verify
+
+from .conftest import Lab, cell, replies
+
+WORK = [
+    cell("found = map_lm(['a', 'b'])\nmore = lm('c')") + "\n" + cell("n = len(found)"),
+    cell("FINAL([*found, more, n])"),
+]
+ANSWER = ["<a>", "<b>", "<c>", 2]
+
+
+class Killed(BaseException):
+    """Stands for the end of a process: nothing after it runs."""
+
+
+async def cut_short(lab: Lab, after: int) -> str:
+    """Work a session whose driver dies at once after so many appends; return its id."""
+    store = MemorySessionStore(lab.store.bank)
+    appends = 0
+    append = store.append
+
+    async def counted(*arguments, **options):
+        nonlocal appends
+        if appends >= after:
+            raise Killed
+        appends += 1
+        return await append(*arguments, **options)
+
+    store.append = counted
+    runtime = await holdfast.open(store, model=model_of(lab, replies(*WORK)))
+    session = await runtime.start()
+    try:
+        with pytest.raises(BaseException):  # noqa: B017
+            await session.send("work")
+    finally:
+        store.bank.owners.pop(store.owner, None)  # a dead process beats no more
+        await runtime.close()
+    return session.id
+
+
+def model_of(lab: Lab, responder):
+    from holdfast.models.scripted import ScriptedModel
+
+    def heard(request):
+        lab.requests.append(request)
+        return responder(request)
+
+    return ScriptedModel(heard, name="scripted")
+
+
+@pytest.mark.parametrize("after", range(1, 10))
+async def test_a_turn_cut_anywhere_ends_with_the_same_value(lab: Lab, after: int) -> None:
+    session_id = await cut_short(lab, after)
+    before = await lab.store.read_events(session_id)
+    assert (await lab.store.session_info(session_id)).status == "interrupted"
+    paid = {r.prompt for r in lab.requests if r.purpose == "leaf"}
+    stored = len(await lab.facts(session_id, "leaf.called"))
+    lab.requests.clear()
+    runtime = await lab.open(replies(*WORK))
+    result = await runtime.resume(session_id)
+    assert isinstance(result, holdfast.Final)
+    assert result.value == ANSWER
+    events = await lab.store.read_events(session_id)
+    assert events[: len(before)] == before
+    assert events[len(before)].type == "session.revived"
+    asked = [r.prompt for r in lab.requests if r.purpose == "leaf"]
+    assert len(asked) == 3 - stored
+    assert {r.ordinal for r in lab.requests if r.purpose == "leaf"} == set(range(3)) - {
+        {"a": 0, "b": 1, "c": 2}[p] for p in paid - set(asked)
+    }
+    assert (await verify(lab.store, session_id)).ok
+
+
+async def test_a_lost_model_call_is_settled_as_unknown_and_made_again(lab: Lab) -> None:
+    session_id = await cut_short(lab, 2)
+    runtime = await lab.open(replies(*WORK))
+    await runtime.resume(session_id)
+    steps = await runtime.steps(session_id)
+    assert [step.status for step in steps] == ["unknown", "replied", "replied"]
+    assert [step.started.ordinal for step in steps] == [0, 0, 1]
+    turn = (await runtime.turns(session_id))[0]
+    assert turn.put.cost_usd is None
+    assert turn.put.steps == 2
+
+
+async def test_send_finishes_the_open_turn_first(lab: Lab) -> None:
+    session_id = await cut_short(lab, 4)
+    runtime = await lab.open(replies(*WORK, cell("FINAL('next')")))
+    result = await runtime.send(session_id, "and then?")
+    assert isinstance(result, holdfast.Final)
+    assert result.value == "next"
+    turns = await runtime.turns(session_id)
+    assert [turn.status for turn in turns] == ["final", "final"]
+
+
+async def test_opening_with_recover_takes_up_interrupted_sessions(lab: Lab) -> None:
+    session_id = await cut_short(lab, 3)
+    runtime = await lab.open(replies(*WORK), recover=True)
+    await runtime.settled()
+    assert (await runtime.state(session_id)).last_turn == "final"
+
+
+async def test_reading_never_recovers(lab: Lab) -> None:
+    session_id = await cut_short(lab, 3)
+    before = await lab.store.read_events(session_id)
+    runtime = await lab.open(replies(*WORK))
+    await runtime.messages(session_id)
+    await runtime.state(session_id)
+    await runtime.turns(session_id)
+    await verify(lab.store, session_id)
+    assert await lab.store.read_events(session_id) == before
+
+
+async def test_a_third_revival_without_an_outcome_is_refused_until_forced(lab: Lab) -> None:
+    session_id = await cut_short(lab, 3)
+    for _ in range(2):
+        store = MemorySessionStore(lab.store.bank)
+        append = store.append
+        calls = 0
+
+        async def once(*arguments, _append=append, **options):
+            nonlocal calls
+            calls += 1
+            if calls > 1:
+                raise Killed
+            return await _append(*arguments, **options)
+
+        store.append = once
+        runtime = await holdfast.open(store, model=model_of(lab, replies(*WORK)))
+        with pytest.raises(BaseException):  # noqa: B017
+            await runtime.resume(session_id)
+        store.bank.owners.pop(store.owner, None)
+        await runtime.close()
+    runtime = await lab.open(replies(*WORK))
+    seq = (await runtime.state(session_id)).seq
+    for result in (await runtime.resume(session_id), await runtime.send(session_id, "hello")):
+        assert isinstance(result, holdfast.Failed)
+        assert result.code == "revival_limit"
+    assert (await runtime.state(session_id)).seq == seq
+    forced = await runtime.resume(session_id, force=True)
+    assert isinstance(forced, holdfast.Final)
+    assert forced.value == ANSWER
+
+
+async def test_breaking_off_is_recorded_and_can_be_resumed(lab: Lab) -> None:
+    waiting, go_on = asyncio.Event(), False
+
+    async def respond(request):
+        if request.purpose == "step" and not go_on:
+            waiting.set()
+            await asyncio.Event().wait()
+        return replies(*WORK)(request)
+
+    runtime = await lab.open(respond)
+    session = await runtime.start()
+    task = asyncio.ensure_future(session.send("work"))
+    await waiting.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    put = (await lab.facts(session.id, "turn.put"))[-1]
+    assert put.status == "interrupted"
+    assert (await lab.store.session_info(session.id)).status == "interrupted"
+    assert await lab.store.lease_of(session.id) is None
+    go_on = True
+    result = await runtime.resume(session.id)
+    assert result.value == ANSWER
+
+
+async def test_stop_settles_an_idle_session(lab: Lab) -> None:
+    runtime = await lab.open(replies(*WORK))
+    session = await runtime.start()
+    await session.send("work")
+    assert isinstance(await session.stop(), holdfast.Stopped)
+    assert (await runtime.state(session.id)).status == "stopped"
+    assert isinstance(await session.send("more"), holdfast.Stopped)
+    assert isinstance(await session.stop(), holdfast.Stopped)
+    assert (await lab.facts(session.id, "input.admitted"))[0].kind == "stop"
+
+
+async def test_stop_ends_a_turn_in_flight_from_elsewhere(lab: Lab) -> None:
+    waiting = asyncio.Event()
+
+    async def respond(request):
+        waiting.set()
+        await asyncio.Event().wait()
+
+    runtime = await lab.open(respond)
+    session = await runtime.start()
+    task = asyncio.ensure_future(session.send("work"))
+    await waiting.wait()
+    elsewhere = await holdfast.open(MemorySessionStore(lab.store.bank))
+    assert await elsewhere.stop(session.id) is None
+    assert isinstance(await task, holdfast.Stopped)
+    assert (await runtime.turns(session.id))[0].status == "stopped"
+    assert (await lab.store.list_inbox(session.id)) == []
+    await elsewhere.close()
+
+
+async def test_a_busy_session_refuses_or_queues(lab: Lab) -> None:
+    waiting, release = asyncio.Event(), asyncio.Event()
+
+    async def respond(request):
+        if request.ordinal == 0:
+            waiting.set()
+            await release.wait()
+        return cell(f"FINAL({request.ordinal})")
+
+    runtime = await lab.open(respond)
+    session = await runtime.start()
+    first = asyncio.ensure_future(session.send("one"))
+    await waiting.wait()
+    with pytest.raises(SessionBusy):
+        await session.send("two")
+    elsewhere = await holdfast.open(
+        MemorySessionStore(lab.store.bank), model=model_of(lab, respond)
+    )
+    with pytest.raises(LeaseHeld, match="is driven by"):
+        await elsewhere.send(session.id, "two")
+    queued = await elsewhere.send(session.id, "three", inputs={"n": 3}, when_busy="queue")
+    assert isinstance(queued, holdfast.Queued)
+    release.set()
+    assert (await first).value == 0
+    await runtime.settled()
+    texts = [m.message.text for m in await runtime.messages(session.id)]
+    assert sum(text.startswith("three") for text in texts) == 1
+    assert (await runtime.state(session.id)).last_turn == "final"
+    assert await lab.store.list_inbox(session.id) == []
+    await elsewhere.close()
+
+
+async def test_a_runtime_drives_only_sessions_whose_agent_it_has(lab: Lab) -> None:
+    special = holdfast.Agent(name="special")
+    runtime = await lab.open(replies(*WORK), agents=[special])
+    session = await runtime.start(agent="special")
+    await runtime.close()
+    other = await lab.open(replies(*WORK))
+    with pytest.raises(AgentMissing, match="special"):
+        await other.send(session.id, "x")
+    assert (await other.state(session.id)).status == "idle"
+    assert isinstance(await other.stop(session.id), holdfast.Stopped)

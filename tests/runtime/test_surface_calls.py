@@ -1,0 +1,102 @@
+"""Functions of the embedder, called from code: recorded before and after, by effect class."""
+
+import pytest
+
+import holdfast
+from holdfast.core.errors import AgentMissing
+from holdfast.kernels.surfaces import Surface, SurfaceFunction
+from holdfast.runtime.surface_calls import call_id_of_this_call
+from holdfast.stores.memory import MemorySessionStore
+from holdfast.stores.verify import verify
+
+from .conftest import Lab, cell, replies
+from .test_recovery import Killed, model_of
+
+
+def agent(**functions) -> holdfast.Agent:
+    made = tuple(
+        SurfaceFunction(name, call, effect=effect) for name, (call, effect) in functions.items()
+    )
+    return holdfast.Agent(surfaces=(Surface("desk.v1", 1, "desk", made, prompt="The desk."),))
+
+
+async def test_a_call_is_in_the_ledger_before_and_after(lab: Lab) -> None:
+    seen = []
+
+    async def post(text: str, *, urgent: bool = False) -> dict:
+        events = await lab.store.read_events(session.id, reverse=True, limit=1)
+        seen.append((events[0].type, call_id_of_this_call.get()))
+        return {"posted": text, "urgent": urgent}
+
+    code = "import desk\nFINAL(desk.post('hi', urgent=True))"
+    runtime = await lab.open(replies(cell(code)), agents=[agent(post=(post, "once"))])
+    session = await runtime.start()
+    result = await session.send("x")
+    assert result.value == {"posted": "hi", "urgent": True}
+    (call,) = await runtime.calls(session.id)
+    assert seen == [("call.requested", call.requested.call_id)]
+    assert (call.requested.name, call.requested.effect) == ("desk.post", "once")
+    assert call.resolved.outcome == "ok"
+    assert "The desk." in lab.requests[0].system
+    assert (await verify(lab.store, session.id)).ok
+
+
+async def test_an_error_of_the_function_reaches_the_code(lab: Lab) -> None:
+    def post() -> None:
+        raise ValueError("no paper")
+
+    code = "import desk\ntry:\n    desk.post()\nexcept ValueError as error:\n    FINAL(str(error))"
+    runtime = await lab.open(replies(cell(code)), agents=[agent(post=(post, "once"))])
+    session = await runtime.start()
+    assert (await session.send("x")).value == "no paper"
+    (call,) = await runtime.calls(session.id)
+    assert call.resolved.outcome == "error"
+
+
+@pytest.mark.parametrize(("effect", "times"), [("once", 1), ("idempotent", 2)])
+async def test_a_call_that_a_crash_cut_off_is_repeated_only_if_its_class_allows(
+    lab: Lab, effect: str, times: int
+) -> None:
+    made = []
+
+    def post(text: str) -> str:
+        made.append((text, call_id_of_this_call.get()))
+        return "done"
+
+    code = (
+        "import desk\ntry:\n    r = desk.post('hi')\nexcept CallError as error:\n"
+        "    r = type(error).__name__\nFINAL(r)"
+    )
+    store = MemorySessionStore(lab.store.bank)
+    append = store.append
+
+    async def dies_before_outcome(lease, seq, facts, **options):
+        if any(fact.TYPE == "call.resolved" for fact in facts):
+            raise Killed
+        return await append(lease, seq, facts, **options)
+
+    store.append = dies_before_outcome
+    desk = agent(post=(post, effect))
+    runtime = await holdfast.open(store, model=model_of(lab, replies(cell(code))), agents=[desk])
+    session = await runtime.start()
+    with pytest.raises(BaseException):  # noqa: B017
+        await session.send("x")
+    store.bank.owners.pop(store.owner, None)
+    await runtime.close()
+    again = await lab.open(replies(cell(code)), agents=[desk])
+    result = await again.resume(session.id)
+    assert len(made) == times
+    assert len({call_id for _, call_id in made}) == 1
+    assert result.value == ("OutcomeUnknown" if effect == "once" else "done")
+    outcome = (await again.calls(session.id))[0].resolved.outcome
+    assert outcome == ("unknown" if effect == "once" else "ok")
+
+
+async def test_a_session_is_not_driven_with_other_surfaces_than_it_began_with(lab: Lab) -> None:
+    first = await lab.open(replies(cell("FINAL(1)")), agents=[agent(post=(print, "once"))])
+    session = await first.start()
+    await first.close()
+    other = await lab.open(replies(cell("FINAL(1)")), agents=[agent(send=(print, "once"))])
+    with pytest.raises(AgentMissing, match=r"desk\.v1"):
+        await other.send(session.id, "x")
+    assert await other.messages(session.id) == []
