@@ -1,0 +1,463 @@
+"""The monty engine: a restricted Python that is its own sandbox, confined by the system as well.
+
+A session is its last checkpoint plus a Monty worker that holds it. Monty promises nothing about a
+heap whose cell was stopped, so after a limit, a cancelled cell or a crash the worker is given up
+and the next cell starts from the checkpoint.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from typing import Any
+
+import pydantic_monty
+
+from holdfast.core import payloads, values
+from holdfast.core.errors import KernelDied, KernelError, KernelProtocolError, NotRestorable
+from holdfast.core.payloads import Slot
+from holdfast.kernels import confinement, monty_heap, vars
+from holdfast.kernels import manifest as cpython_manifest
+from holdfast.kernels.journal import Diverged, Journal
+from holdfast.kernels.monty_cell import Cell, Limited, cell_error
+from holdfast.kernels.monty_launcher import Launcher
+from holdfast.kernels.port import (
+    CellError,
+    CellResult,
+    CellStatus,
+    Checkpoint,
+    Confinement,
+    Encoded,
+    Excerpt,
+    Fetch,
+    FileRead,
+    KernelFlags,
+    KernelLimits,
+    KernelSettings,
+    LimitName,
+    OnCall,
+    RecordedCall,
+    Unrestorable,
+    ValueView,
+    Variable,
+)
+from holdfast.kernels.worker import render
+
+OUTPUT_FIT = 12_000
+VALUE_FIT = 4_000
+_SMALL = 1 << 16
+_MAX_SUSPENSIONS = 1 << 31
+_WORKER_MEMORY = 4 << 30
+
+CARD = resources.files(__package__).joinpath("monty_card.md").read_text()
+
+
+class MontyKernel:
+    """Opens sessions whose cells run in Monty workers."""
+
+    def __init__(self, *, confined: bool | None = None, max_workers: int = 256) -> None:
+        """Make the engine. It is confined by the system where that is possible.
+
+        `confined=False` relies on Monty's own sandbox alone; `confined=True` insists on both.
+        """
+        if confined is None:
+            confined = confinement.available().level == "os"
+        self._launcher = Launcher(_WORKER_MEMORY) if confined else None
+        self._pool = pydantic_monty.AsyncMonty(
+            binary_path=None if self._launcher is None else self._launcher.path,
+            min_processes=0,
+            max_processes=max_workers,
+        )
+        self._started: asyncio.Lock | None = None
+        self._running = False
+        self._level: Confinement = "os" if confined else "language"
+
+    @property
+    def flags(self) -> KernelFlags:
+        """Return what this engine is and can do."""
+        return KernelFlags(
+            engine=monty_heap.ENGINE,
+            version=pydantic_monty.__version__,
+            confinement=self._level,
+            full_python=False,
+            threads=False,
+            functions_restorable=True,
+            calls_anywhere=False,
+        )
+
+    async def open(
+        self,
+        settings: KernelSettings,
+        *,
+        fetch: Fetch | None = None,
+        manifest: Mapping[str, Any] | None = None,
+    ) -> MontySession:
+        """Open a session, empty or from a checkpoint; a worker starts when it is first needed."""
+        session = MontySession(self, settings, fetch)
+        if manifest is not None:
+            await session.restore(manifest)
+        return session
+
+    async def checkout(self, **options: Any) -> Any:
+        """Return a Monty session with a worker of its own."""
+        if self._started is None:
+            self._started = asyncio.Lock()
+        async with self._started:
+            if not self._running:
+                await self._pool.__aenter__()
+                self._running = True
+        try:
+            return await self._pool.checkout(**options).__aenter__()
+        except pydantic_monty.MontyError as error:
+            raise KernelDied(f"no monty worker could be started: {error}") from error
+
+    async def close(self) -> None:
+        """Stop every worker."""
+        if self._running:
+            self._running = False
+            await self._pool.__aexit__(None, None, None)
+        if self._launcher is not None:
+            self._launcher.close()
+
+
+@dataclass(frozen=True, slots=True)
+class _Live:
+    """A worker that holds the namespace of the last checkpoint."""
+
+    session: Any
+    limits: KernelLimits
+    mounts: list[Any]
+
+    async def close(self) -> None:
+        with contextlib.suppress(Exception):
+            await self.session.__aexit__(None, None, None)
+        for mount in self.mounts:
+            mount.close()
+
+    def cpu_ns(self) -> int:
+        pid = self.session.worker_pid
+        if pid is None:
+            return 0
+        try:
+            return time.clock_gettime_ns((~pid << 3) | 2)
+        except OSError:
+            return 0
+
+
+class MontySession:
+    """One namespace. Use it from one task at a time."""
+
+    def __init__(self, kernel: MontyKernel, settings: KernelSettings, fetch: Fetch | None) -> None:
+        self.manifest: Mapping[str, Any] | None = None
+        self._kernel = kernel
+        self._settings = settings
+        self._fetch = fetch
+        self._stored = monty_heap.Stored()
+        self._functions = {function.path: function.pure for function in settings.functions}
+        plain_names = [name for name in self._functions if "." not in name]
+        self._engine_names = ["inspect", *plain_names, *(["FINAL"] if settings.final else [])]
+        self._stubs = {
+            name: _host_function(name) for name in ("inspect", monty_heap.FINAL_CALL, *plain_names)
+        }
+        self._inputs: dict[str, Encoded] = {}
+        self._lost: list[Unrestorable] = []
+        self._live: _Live | None = None
+        self._running: asyncio.Task[Any] | None = None
+        self._interrupted = False
+        self._using = asyncio.Lock()
+
+    async def evaluate(
+        self,
+        code: str,
+        *,
+        started_at_ns: int,
+        on_call: OnCall,
+        recorded: Sequence[RecordedCall] = (),
+        recorded_files: Sequence[FileRead] = (),
+        limits: KernelLimits | None = None,
+    ) -> CellResult:
+        """Run one cell from the last checkpoint and return what happened."""
+        limits = limits or self._settings.limits
+        async with self._using:
+            journal = Journal(on_call, recorded, recorded_files)
+            cell = Cell(
+                journal,
+                limits,
+                started_at_ns,
+                self._functions,
+                _directories(self._settings.read_roots),
+                self._settings.final,
+            )
+            try:
+                return await self._run(code, cell, journal, limits)
+            except BaseException:
+                await self._discard()
+                raise
+            finally:
+                await journal.close()
+
+    async def _run(
+        self, code: str, cell: Cell, journal: Journal, limits: KernelLimits
+    ) -> CellResult:
+        live = await self._ready(limits)
+        before = live.cpu_ns()
+        ending = _Ending("ok")
+        self._interrupted = False
+        self._running = asyncio.ensure_future(
+            cell.run(live.session, code, self._bindings(), live.mounts)
+        )
+        try:
+            value = await self._running
+            ending = _Ending("ok", value=_view(value))
+            journal.check_end()
+        except (pydantic_monty.MontyRuntimeError, pydantic_monty.MontySyntaxError) as error:
+            ending = _Ending("error", error=cell_error(error))
+            journal.check_end()
+        except Limited as limited:
+            ending = _Ending("limit", limit=limited.limit, detail=limited.detail)
+        except Diverged as diverged:
+            ending = _Ending("diverged", detail=str(diverged))
+        except pydantic_monty.MontyCrashedError as error:
+            if not error.timed_out:
+                raise KernelDied(f"the monty worker ended while a cell ran: {error}") from error
+            ending = _Ending("limit", limit="cpu", detail=str(error))
+        except asyncio.CancelledError:
+            if not self._interrupted:
+                raise
+            stopped = CellError("KeyboardInterrupt", "", "KeyboardInterrupt\n", None)
+            ending = _Ending("error", error=stopped, kept=False)
+        finally:
+            self._running = None
+        if cell.final is not None and ending.status != "diverged":
+            ending = _Ending("final", kept=ending.status != "limit")
+        return await self._result(live, cell, journal, ending, live.cpu_ns() - before)
+
+    async def _result(
+        self, live: _Live, cell: Cell, journal: Journal, ending: _Ending, cpu_ns: int
+    ) -> CellResult:
+        checkpoint: Checkpoint | None = None
+        repaired: tuple[str, ...] = ()
+        if ending.kept and ending.status not in ("limit", "diverged"):
+            checkpoint, repaired = await self._checkpoint(live)
+        else:
+            await self._discard()
+        lost, self._lost = self._lost, []
+        return CellResult(
+            status=ending.status,
+            stdout=Excerpt(*render.text_excerpt(cell.text("stdout"), OUTPUT_FIT)),
+            stderr=Excerpt(*render.text_excerpt(cell.text("stderr"), OUTPUT_FIT)),
+            value=ending.value,
+            final=cell.final,
+            error=ending.error if ending.status == "error" else None,
+            limit=ending.limit,
+            detail=ending.detail,
+            calls=tuple(journal.calls.values()),
+            files=tuple(cell.files),
+            checkpoint=checkpoint,
+            namespace_kept=checkpoint is not None,
+            unrestorable=tuple(lost),
+            repaired=repaired,
+            cpu_ns=max(cpu_ns, 0),
+        )
+
+    # Checkpoints
+
+    async def _checkpoint(self, live: _Live) -> tuple[Checkpoint, tuple[str, ...]]:
+        try:
+            told = await live.session.feed_run(monty_heap.SURVEY)
+            if self._settings.final:
+                await live.session.feed_run(monty_heap.FINAL_CODE)
+            survey = monty_heap.Survey(told, self._engine_names)
+            heap = await live.session.dump() if survey.needs_heap else None
+        except (pydantic_monty.MontyError, RuntimeError, TypeError, ValueError) as error:
+            await self._discard()
+            raise KernelDied(f"the namespace could not be read: {error}") from error
+        repaired = tuple(
+            name
+            for name in self._engine_names
+            if survey.all_kinds.get(name, "function") != "function"
+        )
+        checkpoint = self._stored.checkpoint(survey, heap, pydantic_monty.__version__)
+        self.manifest = checkpoint.manifest
+        self._inputs.clear()
+        return checkpoint, repaired
+
+    async def set_variable(self, name: str, value: Encoded) -> None:
+        """Bind an input; it is part of the next checkpoint."""
+        values.decode(value.encoding, value.data)
+        self._inputs[name] = value
+
+    async def checkpoint(self) -> Checkpoint:
+        """Checkpoint now."""
+        async with self._using:
+            live = await self._ready(self._settings.limits)
+            try:
+                await live.session.feed_run("None", inputs=self._bindings())
+            except pydantic_monty.MontyError as error:
+                await self._discard()
+                raise KernelError(f"an input cannot be bound in monty: {error}") from error
+            checkpoint, _ = await self._checkpoint(live)
+            return checkpoint
+
+    async def restore(self, manifest: Mapping[str, Any]) -> None:
+        """Put this namespace in place of the present one."""
+        plain: dict[str, Encoded] = {}
+        others: dict[str, str] = {}
+        foreign = manifest.get("engine") == cpython_manifest.ENGINE
+        if foreign:
+            plain, others = await vars.plain_variables(manifest, self._fetched)
+        else:
+            monty_heap.check(manifest)
+        await self._discard()
+        self._inputs = plain
+        self._lost = [Unrestorable(name, reason) for name, reason in others.items()]
+        self.manifest = None if foreign else manifest
+        self._stored.reset(self.manifest or {})
+
+    async def variables(self) -> list[Variable]:
+        """List the names of the namespace, from its last checkpoint."""
+        return [] if self.manifest is None else monty_heap.variables(self.manifest)
+
+    # The worker
+
+    async def _ready(self, limits: KernelLimits) -> _Live:
+        if self._live is not None and self._live.limits == limits:
+            return self._live
+        await self._discard()
+        mounts = [
+            pydantic_monty.MountDir(host_path=root, virtual_path=root, mode="read-only")
+            for root in _directories(self._settings.read_roots)
+        ]
+        session = await self._kernel.checkout(
+            limits={
+                "max_feed_duration_secs": limits.cpu_seconds,
+                "max_memory": limits.memory_bytes,
+                "max_suspensions": _MAX_SUSPENSIONS,
+            },
+            os_policy={
+                "datetime": "call_host",
+                "sleep": "call_host",
+                "random_start": {"seed": self._settings.seed},
+            },
+            external_modules=self._modules(),
+        )
+        self._live = _Live(session, limits, mounts)
+        if self.manifest is not None:
+            await self._load(session, self.manifest)
+        if self._settings.final:
+            await session.feed_run(monty_heap.FINAL_CODE)
+        return self._live
+
+    async def _load(self, session: Any, manifest: Mapping[str, Any]) -> None:
+        heap = monty_heap.heap_of(manifest, pydantic_monty.__version__)
+        try:
+            if heap is not None:
+                await session.load_session(await self._bytes(heap))
+                return
+            plain = {
+                name: values.decode(slot.encoding, await self._bytes(slot))
+                for name, slot in monty_heap.plain_of(manifest).items()
+            }
+            imports = "\n".join(f"import {name}" for name in monty_heap.imports_of(manifest))
+            await session.feed_run(imports or "None", inputs=plain)
+        except pydantic_monty.MontyError as error:
+            await self._discard()
+            raise NotRestorable(f"monty cannot restore the checkpoint: {error}") from error
+        if manifest["heap"] is not None:
+            self._lost = [
+                Unrestorable(name, f"{kind}: Monty {manifest['version']} made it")
+                for name, kind in monty_heap.lost_of(manifest)
+            ]
+
+    async def _bytes(self, slot: Slot) -> bytes:
+        if slot.data is not None:
+            return slot.data
+        return payloads.check_bytes(slot, await self._fetched(slot.id))
+
+    async def _fetched(self, chunk: str) -> bytes:
+        if self._fetch is None:
+            raise NotRestorable(f"the chunk {chunk!r} cannot be read: open with `fetch`")
+        return await self._fetch(chunk)
+
+    def _bindings(self) -> dict[str, Any]:
+        """Return the engine's names and the inputs; bound anew, they repair what code replaced."""
+        bound = {
+            name: values.decode(value.encoding, value.data) for name, value in self._inputs.items()
+        }
+        return {**bound, **self._stubs}
+
+    def _modules(self) -> dict[str, Any]:
+        attributes: dict[str, dict[str, Any]] = {}
+        for function in self._settings.functions:
+            if function.module:
+                stub = _host_function(function.name)
+                attributes.setdefault(function.module, {})[function.name] = stub
+        return {name: pydantic_monty.ExternalModule(held) for name, held in attributes.items()}
+
+    async def _discard(self) -> None:
+        live, self._live = self._live, None
+        if live is not None:
+            await live.close()
+
+    async def interrupt(self) -> None:
+        """Stop the running cell; Monty's heap is then as at its start."""
+        if self._running is not None:
+            self._interrupted = True
+            self._running.cancel()
+
+    async def park(self) -> None:
+        """Give the worker back, unless a cell uses it: a waiting one holds a few megabytes."""
+        if not self._using.locked():
+            await self._discard()
+
+    async def close(self) -> None:
+        """Let go of the worker and of everything in memory."""
+        await self._discard()
+
+
+@dataclass(frozen=True, slots=True)
+class _Ending:
+    """How a cell ended."""
+
+    status: CellStatus
+    value: ValueView | None = None
+    error: CellError | None = None
+    limit: LimitName | None = None
+    detail: str = ""
+    kept: bool = True
+
+
+def _view(value: Any) -> ValueView | None:
+    if value is None:
+        return None
+    try:
+        encoding, data = values.encode(value)
+        encoded = Encoded(encoding, data) if len(data) <= _SMALL else None
+    except Exception:
+        encoded = None
+    return ValueView(render.kind_of(value), Excerpt(*render.excerpt(value, VALUE_FIT)), encoded)
+
+
+def _host_function(name: str) -> Any:
+    """Return a callable that Monty knows by this name; it stops the cell and is never called."""
+
+    def stub(*args: Any, **kwargs: Any) -> None:
+        raise KernelProtocolError(f"{name!r} is answered through its snapshot")
+
+    stub.__name__ = stub.__qualname__ = name
+    return stub
+
+
+def _directories(roots: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the roots that Monty can mount: directories, none inside another."""
+    real = sorted({os.path.realpath(root) for root in roots if os.path.isdir(root)})
+    return tuple(
+        root
+        for root in real
+        if not any(root.startswith(other.rstrip("/") + "/") for other in real if other != root)
+    )

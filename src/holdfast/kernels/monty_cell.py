@@ -1,0 +1,252 @@
+"""One cell in a Monty session: the sandbox stops at every question, and the host answers it.
+
+Monty asks for everything it does not have: a host function, a name, the time, a file. Calls go to
+the eval's journal; the clock is pinned to the eval's start and moves with the answers; files come
+from read-only mounts and are pinned by digest; all else is refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import builtins
+import datetime
+import hashlib
+import os
+from collections.abc import Awaitable, Mapping
+from typing import Any
+
+import pydantic_monty
+
+from holdfast.core import values
+from holdfast.core.errors import UnsupportedValue
+from holdfast.core.records import digest_id
+from holdfast.kernels import monty_heap
+from holdfast.kernels.journal import Diverged, Journal
+from holdfast.kernels.port import (
+    CellError,
+    Encoded,
+    FileRead,
+    HostAnswer,
+    HostCall,
+    KernelLimits,
+    LimitName,
+)
+from holdfast.kernels.worker import paging
+
+_UNWIND_SECONDS = 1.0
+_READS = frozenset({"open", "Path.read_text", "Path.read_bytes"})
+_SLEEPS = frozenset({"system.sleep", "system.async_sleep", "time.sleep", "asyncio.sleep"})
+_LARGEST_PINNED = 64 << 20
+
+
+class Limited(Exception):
+    """The cell went over a limit; its sandbox must not be used again."""
+
+    def __init__(self, limit: LimitName, detail: str = "") -> None:
+        super().__init__(limit)
+        self.limit = limit
+        self.detail = detail
+
+
+class _TooMuchOutput(Exception):
+    """Raised into Monty's print callback, which ends the cell."""
+
+
+class Cell:
+    """One run of one cell."""
+
+    def __init__(
+        self,
+        journal: Journal,
+        limits: KernelLimits,
+        started_at_ns: int,
+        functions: Mapping[str, bool],
+        roots: tuple[str, ...],
+        offers_final: bool,
+    ) -> None:
+        self.final: Encoded | None = None
+        self.files: list[FileRead] = []
+        self._journal = journal
+        self._limits = limits
+        self._now_ns = started_at_ns
+        self._functions = functions
+        self._roots = roots
+        self._offers_final = offers_final
+        self._streams: dict[str, list[str]] = {"stdout": [], "stderr": []}
+        self._printed = 0
+        self._seconds_left = limits.wall_seconds
+
+    def text(self, stream: str) -> str:
+        """Return what was printed to a stream."""
+        return "".join(self._streams[stream])
+
+    async def run(self, session: Any, code: str, inputs: dict[str, Any], mounts: list[Any]) -> Any:
+        """Drive the cell to its end and return its value; Monty's own errors pass through."""
+        cwd = self._roots[0] if mounts else None
+        started = session.feed_start(
+            code, inputs=inputs, print_callback=self._print, mount=mounts, cwd=cwd
+        )
+        try:
+            snapshot = await self._step(started)
+            while not isinstance(snapshot, pydantic_monty.MontyComplete):
+                snapshot = await self._answer(snapshot)
+        except pydantic_monty.MontyRuntimeError as error:
+            self._raise_limit(error)
+            raise
+        return snapshot.output
+
+    def _raise_limit(self, error: Any) -> None:
+        if self._printed > self._limits.output_bytes:
+            raise Limited("output") from None
+        inner, message = error.exception(), str(error)
+        if isinstance(inner, MemoryError) and "memory limit exceeded" in message:
+            raise Limited("memory", message) from None
+        if isinstance(inner, TimeoutError) and "time limit exceeded" in message:
+            raise Limited("cpu", message) from None
+
+    async def _step(self, step: Awaitable[Any]) -> Any:
+        """Let the sandbox run on to its next question, within what is left of the wall clock."""
+        loop = asyncio.get_running_loop()
+        begun = loop.time()
+        try:
+            async with asyncio.timeout(self._seconds_left):
+                return await step
+        except TimeoutError:
+            raise Limited("wall" if self.final is None else "unwind") from None
+        finally:
+            self._seconds_left = max(self._seconds_left - (loop.time() - begun), 0.001)
+
+    async def _answer(self, snapshot: Any) -> Any:
+        if isinstance(snapshot, pydantic_monty.AsyncNameLookupSnapshot):
+            return await self._step(snapshot.resume())
+        if isinstance(snapshot, pydantic_monty.AsyncFutureSnapshot):
+            unknown: Any = {"exception": RuntimeError("no host call is pending")}
+            pending = snapshot.pending_call_ids
+            return await self._step(snapshot.resume(dict.fromkeys(pending, unknown)))
+        if snapshot.is_os_function:
+            return await self._system(snapshot)
+        return await self._step(snapshot.resume(await self._called(snapshot)))
+
+    async def _called(self, snapshot: Any) -> Any:
+        name = str(snapshot.function_name)
+        args, kwargs = tuple(snapshot.args), dict(snapshot.kwargs)
+        if name == monty_heap.FINAL_CALL and self._offers_final:
+            return self._finish(args)
+        if self.final is not None:
+            return {"exception": SystemExit("the answer is fixed")}
+        if name == "inspect":
+            return self._inspect(args, kwargs)
+        if name not in self._functions:
+            return {"exception": NameError(f"name {name!r} is not defined")}
+        try:
+            arguments = values.encode_json({"args": list(args), "kwargs": kwargs})
+        except UnsupportedValue as error:
+            return {"exception": TypeError(f"{name}: {error}")}
+        digest = digest_id(arguments)
+        call = HostCall(
+            name,
+            Encoded("json", arguments),
+            digest,
+            self._journal.ordinal(name, digest),
+            self._functions[name],
+            args,
+            kwargs,
+        )
+        return self._result(await self._ask(call))
+
+    async def _ask(self, call: HostCall) -> HostAnswer:
+        answered: asyncio.Future[HostAnswer] = asyncio.get_running_loop().create_future()
+        self._journal.on_failure = answered.set_exception
+        self._journal.ask(call, answered.set_result)
+        # It is the only open call, so no other one of its cell can come to its turn first.
+        if self._journal.stuck and not answered.done():
+            raise Diverged(
+                "the cell waits for calls that it made when it first ran and does not make now"
+            )
+        return await answered
+
+    def _result(self, answer: HostAnswer) -> Any:
+        self._now_ns = max(self._now_ns, answer.at_ns)
+        if answer.error:
+            known = getattr(builtins, answer.error, None)
+            if isinstance(known, type) and issubclass(known, Exception):
+                return {"exception": known(answer.message)}
+            return {"exception": RuntimeError(f"{answer.error}: {answer.message}")}
+        if answer.value is None:
+            return {"return_value": None}
+        return {"return_value": values.decode(answer.value.encoding, answer.value.data)}
+
+    def _finish(self, args: tuple[Any, ...]) -> Any:
+        if self.final is None:
+            try:
+                self.final = Encoded(*values.encode(args[0] if args else None))
+            except UnsupportedValue as error:
+                return {"exception": TypeError(f"FINAL: {error}")}
+            self._seconds_left = min(self._seconds_left, _UNWIND_SECONDS)
+        return {"exception": SystemExit("the answer is fixed")}
+
+    def _inspect(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        try:
+            wanted = dict(zip(("value", "start", "count"), args, strict=False)) | kwargs
+            lines = paging.page(wanted["value"], wanted.get("start", 0), wanted.get("count"))
+        except (KeyError, TypeError) as error:
+            return {"exception": TypeError(f"inspect(value, start=0, count=None): {error}")}
+        self._print("stdout", "\n".join(lines) + "\n")
+        return {"return_value": None}
+
+    def _print(self, stream: str, text: str) -> None:
+        self._printed += len(text.encode("utf-8", "surrogatepass"))
+        if self._printed > self._limits.output_bytes:
+            raise _TooMuchOutput("too much output")
+        self._streams[stream].append(text)
+
+    # Questions to the system
+
+    async def _system(self, snapshot: Any) -> Any:
+        name, args = str(snapshot.function_name), snapshot.args
+        now = datetime.datetime.fromtimestamp(self._now_ns / 1e9, datetime.UTC)
+        if name == "datetime.now":
+            zone = args[0] if args else None
+            here = now.replace(tzinfo=None) if zone is None else now.astimezone(zone)
+            return await self._step(snapshot.resume({"return_value": here}))
+        if name == "date.today":
+            return await self._step(snapshot.resume({"return_value": now.date()}))
+        if name == "time.time":
+            return await self._step(snapshot.resume({"return_value": self._now_ns / 1e9}))
+        if name in _SLEEPS:
+            await self._step(asyncio.sleep(float(args[0])))
+            self._now_ns += int(float(args[0]) * 1e9)
+            return await self._step(snapshot.resume({"return_value": None}))
+        if name == "os.environ":
+            return await self._step(snapshot.resume({"return_value": {}}))
+        if name == "os.getenv":
+            default = args[1] if len(args) > 1 else None
+            return await self._step(snapshot.resume({"return_value": default}))
+        if name in _READS and args:
+            self._pin(str(args[0]))
+        return await self._step(snapshot.resume_auto())
+
+    def _pin(self, path: str) -> None:
+        """Record the digest of a file of the mounts before the sandbox reads it."""
+        real = os.path.realpath(path)
+        inside = any(real.startswith(root.rstrip("/") + "/") for root in self._roots)
+        if not inside or not os.path.isfile(real) or os.path.getsize(real) > _LARGEST_PINNED:
+            return
+        with open(real, "rb") as file:
+            digest = "sha256:" + hashlib.file_digest(file, "sha256").hexdigest()
+        read = FileRead(real, digest)
+        self._journal.check_files([read])
+        if read not in self.files:
+            self.files.append(read)
+
+
+def cell_error(error: Any) -> CellError:
+    """Return Monty's account of an exception in the form of the port."""
+    inner = error.exception()
+    frames = error.traceback()
+    shown = error.display()
+    for frame in frames:
+        shown = shown.replace(frame.filename, "<cell>")
+    own = [frame.line for frame in frames if frame.filename == frames[0].filename]
+    line = own[-1] if own else None
+    return CellError(type(inner).__name__, str(inner), shown, line)

@@ -1,0 +1,235 @@
+"""Checkpoints of the monty engine: plain values for every engine, the heap for this one.
+
+Each variable that is plain data is stored by itself in the value encoding, so that any engine and
+any version can take it over, and an unchanged one costs nothing. What plain data cannot say
+(functions, instances, sharing, the state of `random`) is in Monty's own dump of the whole heap,
+which only the same version of Monty reads; it is made only where there is such a thing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from holdfast.core import payloads, values
+from holdfast.core.errors import KernelProtocolError, NotRestorable, UnsupportedValue
+from holdfast.core.payloads import Slot
+from holdfast.kernels.port import Checkpoint, Encoded, Fetch, Variable
+from holdfast.kernels.worker import render
+
+ENGINE = "monty"
+FORMAT = 1
+_KIND = "vars"
+_PREVIEW = 80
+_MODULES = """
+json re math datetime collections itertools functools dataclasses typing os pathlib hashlib copy
+time decimal base64 binascii csv bisect sys unicodedata asyncio tomllib
+"""
+_IMPORTED_BY_NAME = frozenset(_MODULES.split())
+
+# Names of the engine's own code in the sandbox; no listing and no checkpoint shows them.
+HIDDEN = "_holdfast_"
+FINAL_CALL = f"{HIDDEN}final"
+
+# Functions and the like would cross to the host as mere text, so FINAL looks before it leaps.
+FINAL_CODE = f"""
+def {HIDDEN}code(value, depth=0):
+    kind = type(value).__name__
+    if kind in ("list", "tuple", "set", "frozenset"):
+        return depth > 40 or any([{HIDDEN}code(item, depth + 1) for item in value])
+    if kind == "dict":
+        return depth > 40 or any([{HIDDEN}code(item, depth + 1) for item in value.values()])
+    return kind in ("function", "type", "module", "builtin_function_or_method", "method")
+def FINAL(value=None):
+    if {HIDDEN}code(value):
+        raise TypeError("FINAL takes data, not functions, classes or modules")
+    {FINAL_CALL}(value)
+"""
+
+# Only what passes this leaves the sandbox: an instance inside a value can end Monty's worker.
+SURVEY = f"""
+{HIDDEN}kinds = [(name, type(value).__name__) for name, value in locals().items()]
+def {HIDDEN}plain(value, depth=0):
+    kind = type(value).__name__
+    if kind in ("int", "str", "float", "bool", "NoneType", "bytes", "date", "datetime"):
+        return True
+    if depth > 40:
+        return False
+    if kind in ("list", "tuple", "set", "frozenset"):
+        return all([{HIDDEN}plain(item, depth + 1) for item in value])
+    if kind == "dict":
+        keys = all([{HIDDEN}plain(item, depth + 1) for item in value.keys()])
+        return keys and all([{HIDDEN}plain(item, depth + 1) for item in value.values()])
+    return False
+[
+    {HIDDEN}kinds,
+    {{
+        name: value
+        for name, value in locals().items()
+        if not name.startswith("{HIDDEN}") and {HIDDEN}plain(value)
+    }},
+]
+"""
+
+
+class Survey:
+    """What a namespace holds, as the sandbox told it; checked, since the sandbox may lie."""
+
+    def __init__(self, told: Any, engine_names: Iterable[str]) -> None:
+        if not (type(told) is list and len(told) == 2 and type(told[0]) is list):
+            raise KernelProtocolError("the monty worker did not list its namespace as asked")
+        kinds, plain = told
+        hidden = set(engine_names)
+        self.kinds: dict[str, str] = {}
+        for entry in kinds:
+            name, kind = entry
+            if type(name) is not str or type(kind) is not str:
+                raise KernelProtocolError("the monty worker listed a name that is not text")
+            if name not in hidden and not name.startswith(HIDDEN):
+                self.kinds[name] = kind
+        self.all_kinds = {name: kind for name, kind in kinds}
+        self.plain: dict[str, Any] = {}
+        self.encoded: dict[str, Encoded] = {}
+        for name, value in plain.items():
+            if name in self.kinds:
+                self._take(name, value)
+
+    def _take(self, name: str, value: Any) -> None:
+        try:
+            self.encoded[name] = Encoded(*values.encode(value))
+        except UnsupportedValue:
+            return
+        self.plain[name] = value
+
+    @property
+    def needs_heap(self) -> bool:
+        """Return whether plain values alone would not bring this namespace back."""
+        for name, kind in self.kinds.items():
+            imported = kind == "module" and name in _IMPORTED_BY_NAME
+            if name not in self.plain and not imported:
+                return True
+        return _shares(self.plain.values(), set())
+
+
+def _shares(items: Iterable[Any], seen: set[int]) -> bool:
+    for item in items:
+        if isinstance(item, (list, dict, set)):
+            if id(item) in seen:
+                return True
+            seen.add(id(item))
+        if isinstance(item, dict):
+            if _shares(item.values(), seen):
+                return True
+        elif isinstance(item, (list, tuple)) and _shares(item, seen):
+            return True
+    return False
+
+
+class Stored:
+    """The chunks that one session's checkpoints have already."""
+
+    def __init__(self) -> None:
+        self._ids: set[str] = set()
+
+    def checkpoint(self, survey: Survey, heap: bytes | None, version: str) -> Checkpoint:
+        """Return a surveyed namespace as a record and the chunks that are new."""
+        new: dict[str, bytes] = {}
+
+        def store(encoding: str, data: bytes) -> dict[str, Any]:
+            slot = payloads.slot_of_bytes(encoding, data, _KIND)
+            if not slot.inline and slot.id not in self._ids:
+                new[slot.id] = data
+            return payloads.to_record(slot)
+
+        record = {
+            "engine": ENGINE,
+            "format": FORMAT,
+            "version": version,
+            "variables": [
+                self._variable(name, kind, survey, store) for name, kind in survey.kinds.items()
+            ],
+            "heap": None if heap is None else store("bytes", heap),
+        }
+        self.reset(record)
+        return Checkpoint(record, new)
+
+    def _variable(self, name: str, kind: str, survey: Survey, store: Any) -> dict[str, Any]:
+        encoded = survey.encoded.get(name)
+        if encoded is None:
+            return {"name": name, "type": kind, "size": 0, "preview": f"<{kind}>", "value": None}
+        preview = render.bounded(survey.plain[name], _PREVIEW)[0]
+        value = store(encoded.encoding, encoded.data)
+        size = len(encoded.data)
+        return {"name": name, "type": kind, "size": size, "preview": preview, "value": value}
+
+    def reset(self, manifest: Mapping[str, Any]) -> None:
+        """Go on from another checkpoint."""
+        self._ids = {slot.id for slot in payloads.walk(dict(manifest))}
+
+
+def check(manifest: Mapping[str, Any]) -> None:
+    """Raise NotRestorable unless this engine wrote the manifest in a form that it knows."""
+    if manifest.get("engine") != ENGINE or manifest.get("format") != FORMAT:
+        raise NotRestorable(
+            f"the checkpoint was written by {manifest.get('engine')!r} in format "
+            f"{manifest.get('format')!r}; this is {ENGINE!r} with format {FORMAT}: open the "
+            "session with the engine that wrote it, or take over its plain data"
+        )
+
+
+def heap_of(manifest: Mapping[str, Any], version: str) -> Slot | None:
+    """Return the dump of the heap, if there is one and this version of Monty reads it."""
+    if manifest["heap"] is None or manifest["version"] != version:
+        return None
+    return payloads.from_record(manifest["heap"])
+
+
+def plain_of(manifest: Mapping[str, Any]) -> dict[str, Slot]:
+    """Return the variables that any engine can take over."""
+    return {
+        variable["name"]: payloads.from_record(variable["value"])
+        for variable in manifest["variables"]
+        if variable["value"] is not None
+    }
+
+
+async def plain_variables(
+    manifest: Mapping[str, Any], fetch: Fetch
+) -> tuple[dict[str, Encoded], dict[str, str]]:
+    """Return the variables that are plain data, encoded, and why each other one is not."""
+    check(manifest)
+    plain = {}
+    for name, slot in plain_of(manifest).items():
+        data = slot.data
+        if data is None:
+            data = payloads.check_bytes(slot, await fetch(slot.id))
+        plain[name] = Encoded(slot.encoding, data)
+    return plain, {name: f"{kind} is not plain data" for name, kind in lost_of(manifest)}
+
+
+def imports_of(manifest: Mapping[str, Any]) -> list[str]:
+    """Return the modules that were imported under their own names."""
+    return [
+        variable["name"]
+        for variable in manifest["variables"]
+        if variable["type"] == "module" and variable["name"] in _IMPORTED_BY_NAME
+    ]
+
+
+def lost_of(manifest: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return the names and kinds that only the heap would bring back."""
+    imported = set(imports_of(manifest))
+    return [
+        (variable["name"], variable["type"])
+        for variable in manifest["variables"]
+        if variable["value"] is None and variable["name"] not in imported
+    ]
+
+
+def variables(manifest: Mapping[str, Any]) -> list[Variable]:
+    """List the variables of a manifest, by name."""
+    found = [
+        Variable(variable["name"], variable["type"], variable["size"], variable["preview"])
+        for variable in manifest["variables"]
+    ]
+    return sorted(found, key=lambda variable: variable.name)
