@@ -1,0 +1,1 @@
+"""Measurements: every figure the documentation claims, taken in one run."""

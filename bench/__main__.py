@@ -1,0 +1,31 @@
+"""Run every bench that is here, print its table and keep its figures.
+
+python -m bench [stores] [kernels] [sessions]
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+
+from bench.table import print_result, write_result
+
+BENCHES = ("stores", "kernels", "sessions")
+
+
+def main(names: list[str]) -> int:
+    """Run the named benches, or all; return 1 where a target was missed."""
+    missed = 0
+    for name in names or BENCHES:
+        if importlib.util.find_spec(f"bench.{name}") is None:
+            continue
+        result = importlib.import_module(f"bench.{name}").run()
+        print_result(result)
+        write_result(name, result)
+        missed += sum(figure["met"] is False for figure in result["figures"])
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
