@@ -6,8 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from holdfast.core.errors import InvalidSettings
 from holdfast.core.ids import check_id
 from holdfast.kernels.surfaces import Surface
+from holdfast.runtime import brokers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,3 +23,9 @@ class Agent:
 
     def __post_init__(self) -> None:
         check_id(self.name, "agent name")
+        for surface in self.surfaces:
+            if surface.module == brokers.MODULE:
+                raise InvalidSettings(
+                    f"surface {surface.id!r}: module {surface.module!r} is the one of the brokers; "
+                    "choose another name"
+                )

@@ -19,6 +19,7 @@ from holdfast.kernels import surfaces as surface_module
 from holdfast.kernels.surfaces import Surface
 from holdfast.runtime import prompt
 from holdfast.runtime.agent import Agent
+from holdfast.runtime.brokers import work_surface
 from holdfast.runtime.journal import hydrate
 from holdfast.runtime.settings import Settings
 from holdfast.stores.port import SessionStore
@@ -57,7 +58,7 @@ def draft(
     settings = replace(settings, work_area=area)
     allowed = tuple(f"{item.module}.{f.name}" for item in agent.surfaces for f in item.functions)
     gates = capability or profile(settings.profile, area, allowed)  # type: ignore[arg-type]
-    admitted = surface_module.admit(agent.surfaces, gates)
+    admitted = offered(agent, gates, area)
     text = prompt.compose(
         kernel_card=kernel_card,
         model_calls=gates.model_calls,
@@ -93,9 +94,17 @@ async def load(store: SessionStore, session_id: str) -> tuple[SessionStarted, Bl
     )
 
 
+def offered(agent: Agent, capability: Capability, work_area: str) -> tuple[Surface, ...]:
+    """Return what code may call: the agent's surfaces and the brokers of open gates."""
+    return (
+        *surface_module.admit(agent.surfaces, capability),
+        *work_surface(capability, work_area),
+    )
+
+
 def match_surfaces(session_id: str, blueprint: Blueprint, agent: Agent) -> tuple[Surface, ...]:
     """Return the agent's surfaces that a session was started with; refuse where they differ."""
-    admitted = surface_module.admit(agent.surfaces, blueprint.capability)
+    admitted = offered(agent, blueprint.capability, blueprint.settings.work_area)
     have = {item.id: item.stamp() for item in admitted}
     for stamp in blueprint.stamps:
         if have.get(stamp["id"]) != stamp:

@@ -1,0 +1,201 @@
+"""Brokers: what a trusted session may do to the world, as recorded calls of the host.
+
+The kernel itself never writes, starts a program or opens a connection. Where the capability opens
+those gates, the module `work` offers them as functions that run here, each call in the ledger with
+its effect class, each checked against its gate at the moment it is made.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import urllib.error
+import urllib.parse
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+from holdfast.core.capability import Capability
+from holdfast.core.errors import CapabilityDenied
+from holdfast.kernels.surfaces import Surface, SurfaceFunction
+
+MODULE = "work"
+SHELL_SECONDS = 300
+FETCH_SECONDS = 60
+OUTPUT_BYTES = 1 << 20
+FETCH_BYTES = 16 << 20
+
+
+def work_surface(capability: Capability, work_area: str) -> tuple[Surface, ...]:
+    """Return the surface of the gates that are open; none if all are closed."""
+    broker = Broker(capability, Path(work_area))
+    functions: list[SurfaceFunction] = []
+    if capability.write_roots:
+        functions += [
+            SurfaceFunction(
+                "write_text",
+                broker.write_text,
+                "(path: str, text: str) -> int",
+                "Write a text file, replacing it; return its size in bytes.",
+                "idempotent",
+            ),
+            SurfaceFunction(
+                "write_bytes",
+                broker.write_bytes,
+                "(path: str, data: bytes) -> int",
+                "Write a file, replacing it; return its size in bytes.",
+                "idempotent",
+            ),
+            SurfaceFunction(
+                "remove", broker.remove, "(path: str) -> None", "Remove a file.", "once"
+            ),
+        ]
+    if capability.shell_commands:
+        functions.append(
+            SurfaceFunction(
+                "run",
+                broker.run,
+                "(command: list[str], timeout: int = 60) -> dict",
+                "Run a program in the work area; return code, stdout and stderr.",
+                "once",
+            )
+        )
+    if capability.network_hosts:
+        functions += [
+            SurfaceFunction(
+                "fetch",
+                broker.fetch,
+                "(url: str, headers: dict | None = None) -> dict",
+                "GET a URL; return status, headers and body as bytes.",
+                "idempotent",
+            ),
+            SurfaceFunction(
+                "send",
+                broker.send,
+                "(url: str, body: bytes, method='POST', headers: dict | None = None) -> dict",
+                "Send a request with a body; return status, headers and body as bytes.",
+                "once",
+            ),
+        ]
+    if not functions:
+        return ()
+    prompt = "Files, programs and the network, as far as this session may use them."
+    return (Surface("holdfast.work", 1, MODULE, tuple(functions), prompt),)
+
+
+class Broker:
+    """The functions of the module `work`."""
+
+    def __init__(self, capability: Capability, work_area: Path) -> None:
+        self._capability = capability
+        self._area = work_area
+
+    def write_text(self, path: str, text: str) -> int:
+        """Write a text file."""
+        return self.write_bytes(path, text.encode())
+
+    def write_bytes(self, path: str, data: bytes) -> int:
+        """Write a file: a new one beside it takes its place, so that it is never half written."""
+        target = self._writable(path)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        part = target.with_name(f".{target.name}.{os.getpid()}.part")
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+        with open(os.open(part, flags, 0o644), "wb") as out:
+            out.write(data)
+            out.flush()
+            os.fsync(out.fileno())
+        part.replace(target)
+        return len(data)
+
+    def remove(self, path: str) -> None:
+        """Remove a file."""
+        self._writable(path).unlink()
+
+    def run(self, command: list[str], timeout: int = 60) -> dict[str, Any]:
+        """Run a program without a shell, in its own process group, with bounded output."""
+        if not isinstance(command, list) or not command or not all(map(_is_text, command)):
+            raise TypeError("run() takes a list of strings: the program and its arguments")
+        self._capability.require("shell_commands", command[0])
+        environment = {"PATH": os.defpath, "HOME": str(self._area), "LANG": "C.UTF-8"}
+        process = subprocess.Popen(
+            command,
+            cwd=self._area,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+        try:
+            out, err = process.communicate(timeout=min(max(int(timeout), 1), SHELL_SECONDS))
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+            raise TimeoutError(f"{command[0]} did not end within {timeout} seconds") from None
+        return {"code": process.returncode, "stdout": _bounded(out), "stderr": _bounded(err)}
+
+    def fetch(self, url: str, headers: dict[str, str] | None = None) -> dict[str, Any]:
+        """GET a URL."""
+        return self._request(urllib.request.Request(url, headers=headers or {}))
+
+    def send(
+        self, url: str, body: bytes, method: str = "POST", headers: dict[str, str] | None = None
+    ) -> dict[str, Any]:
+        """Send a request with a body."""
+        made = urllib.request.Request(url, data=body, headers=headers or {}, method=method)
+        return self._request(made)
+
+    def _request(self, request: urllib.request.Request) -> dict[str, Any]:
+        self._reachable(request.full_url)
+        opener = urllib.request.build_opener(_Redirects(self._reachable))
+        try:
+            with opener.open(request, timeout=FETCH_SECONDS) as reply:
+                body = reply.read(FETCH_BYTES + 1)
+                status, found = reply.status, dict(reply.headers.items())
+        except urllib.error.HTTPError as error:
+            status, found = error.code, dict(error.headers.items())
+            body = error.read(FETCH_BYTES + 1)
+        if len(body) > FETCH_BYTES:
+            raise ValueError(f"the reply is larger than {FETCH_BYTES} bytes")
+        return {"status": status, "headers": found, "body": body}
+
+    def _reachable(self, url: str) -> None:
+        parts = urllib.parse.urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise CapabilityDenied(f"{url!r} is no web address", gate="network_hosts")
+        self._capability.require("network_hosts", parts.hostname.lower())
+
+    def _writable(self, path: str) -> Path:
+        """Return a path whose folder, links resolved, lies below a write root."""
+        if not _is_text(path) or not path or "\0" in path:
+            raise TypeError("a path is a non-empty string")
+        wish = self._area / path
+        target = Path(os.path.realpath(wish.parent)) / wish.name
+        self._capability.require("write_roots", str(target))
+        if wish.name in ("", ".", "..") or target.is_symlink() or target.is_dir():
+            raise CapabilityDenied(f"{path!r} is a folder or a link, no file", gate="write_roots")
+        return target
+
+
+class _Redirects(urllib.request.HTTPRedirectHandler):
+    """Follows a redirect only to where the session may go."""
+
+    def __init__(self, check: Any) -> None:
+        self._check = check
+
+    def redirect_request(
+        self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str
+    ) -> Any:
+        self._check(newurl)
+        return super().redirect_request(req, fp, code, msg, headers, newurl)
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def _bounded(data: bytes) -> str:
+    text = data[:OUTPUT_BYTES].decode(errors="replace")
+    left = len(data) - OUTPUT_BYTES
+    return text if left <= 0 else f"{text}\n[{left} of {len(data)} bytes left out]"
