@@ -152,9 +152,15 @@ def slots_of(fact: Fact) -> Iterator[Slot]:
 
 def stamp(previous: str, session: str, seq: int, at: str, fact: Fact) -> Event:
     """Return the event that a fact becomes at its place in the log."""
-    body = {"at": at, "data": data_of(fact, Slot.ref), "seq": seq, "type": fact.TYPE}
-    digest = _chain(previous, body | {"v": fact.VERSION})
-    return Event(session, seq, fact.TYPE, fact.VERSION, at, data_of(fact), digest)
+    refs = data_of(fact, Slot.ref)
+    body = {"at": at, "data": refs, "seq": seq, "type": fact.TYPE, "v": fact.VERSION}
+    # Without an inline value the stored form is the one that the digest covers.
+    data = data_of(fact) if any(_stands_inline(item) for item in slots_of(fact)) else refs
+    return Event(session, seq, fact.TYPE, fact.VERSION, at, data, _chain(previous, body))
+
+
+def _stands_inline(item: Slot) -> bool:
+    return item.inline or item.erased is not None
 
 
 def fact_from_data(cls: type[Fact], data: Record) -> Fact:

@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import apsw
 
@@ -30,8 +29,7 @@ class BlobSwept(HoldfastError):
     """A blob was collected between its put and this transaction: put it again and retry."""
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
+class Found(NamedTuple):
     """A payload row as one session sees it; `used` is None where it has no ref."""
 
     key: int
@@ -54,7 +52,7 @@ def find(cursor: apsw.Cursor, row: SessionRow, payload_id: str) -> Found | None:
     """Return a payload of the session's tenant."""
     wanted = (row.key, row.tenant_key, raw(payload_id))
     found: Any = cursor.execute(SQL["find_payload"], wanted).fetchone()
-    return None if found is None else Found(*found)
+    return None if found is None else Found._make(found)
 
 
 def keep(

@@ -6,8 +6,7 @@ All functions run inside a transaction that the caller holds.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import apsw
 import msgspec
@@ -24,8 +23,7 @@ from holdfast.stores.sqlite.database import SQL
 PAGE_ROWS = 500
 
 
-@dataclass(frozen=True, slots=True)
-class SessionRow:
+class SessionRow(NamedTuple):
     """What writing to a session needs to know of it."""
 
     key: int
@@ -51,7 +49,7 @@ def look_up(cursor: apsw.Cursor, session_id: str) -> SessionRow | None:
     """Return a session's row, None where there never was one; SessionDeleted where it is gone."""
     row: Any = cursor.execute(SQL["session_row"], (session_id,)).fetchone()
     if row is not None:
-        return SessionRow(*row)
+        return SessionRow._make(row)
     if cursor.execute(SQL["is_deleted"], (session_id,)).fetchone():
         raise SessionDeleted(
             f"session {session_id!r} was deleted; its id is never used again, choose another"

@@ -163,29 +163,15 @@ class SqliteSessionStore:
         if adopt_from is not None:
             check_id(adopt_from)
         given = tuple(payloads)
-        slots = [*given, *(item for fact in facts for item in slots_of(fact))]
+        request = Request(lease, after_seq, facts, head, edges, consumes, given, adopt_from)
+        large = _large([*given, *(item for fact in facts for item in slots_of(fact))])
         if head is not None:
-            slots += [item for item in (head.vars, head.final) if item is not None]
-        request = Request(
-            lease=lease,
-            after_seq=after_seq,
-            facts=facts,
-            head=head,
-            edges=edges,
-            consumes=consumes,
-            payloads=given,
-            adopt_from=adopt_from,
-        )
+            large += _large(item for item in (head.vars, head.final) if item is not None)
 
         def job() -> Job[Appended]:
-            return Job(
-                partial(self._log.append, request),
-                session_id,
-                lambda done: self._wake(done.state),
-                lambda cursor, done: Log.is_stored(cursor, done.state),
-            )
+            work = partial(self._log.append, request)
+            return Job(work, session_id, self._appended, _is_appended)
 
-        large = _large(slots)
         if not large:
             return await self._writer.run(job())
         return await self._with_blobs(large, await self._tenant(session_id), job)
@@ -505,6 +491,9 @@ class SqliteSessionStore:
         if self._held:
             self._writer.run_blocking(Job(lambda cursor: leases.beat(cursor, sign)))
 
+    def _appended(self, done: Appended) -> None:
+        self._wake(done.state)
+
     def _wake(self, state: State) -> None:
         self._feed.wake(state.session, state.seq)
 
@@ -570,6 +559,10 @@ class _Liveness:
             sign = leases.heartbeat(self._cursor, owner)
             self._known[owner] = sign is not None and sign.is_alive()
         return self._known[owner]
+
+
+def _is_appended(cursor: apsw.Cursor, done: Appended) -> bool:
+    return Log.is_stored(cursor, done.state)
 
 
 def _large(slots: Iterable[Slot]) -> list[Slot]:
