@@ -1,0 +1,80 @@
+"""The log as it is: one line per event, and live if asked."""
+
+from __future__ import annotations
+
+import asyncio
+
+import click
+
+from holdfast.cli.documents import event_document
+from holdfast.cli.naming import find_session
+from holdfast.cli.options import Call, command, session_argument
+from holdfast.cli.reading import opened
+from holdfast.cli.terminal import dumps, one_line
+from holdfast.core.events import Event
+from holdfast.core.payloads import from_record, is_slot
+from holdfast.stores.port import SessionStore
+
+PAGE_EVENTS = 500
+
+
+@command("events")
+@session_argument
+@click.option("--from", "first", default=1, type=click.IntRange(1), help="First event to print.")
+@click.option("--follow", "-f", is_flag=True, help="Go on with new events until Ctrl-C.")
+@click.option("--type", "types", multiple=True, metavar="TYPE", help="Only events of this type.")
+def events_command(
+    call: Call, session: str, first: int, follow: bool, types: tuple[str, ...]
+) -> None:
+    """Print the events of SESSION; with --json one document a line."""
+
+    async def work() -> None:
+        async with opened(call) as store:
+            info = await find_session(store, session)
+            reading = _follow if follow else _read
+            await reading(call, store, info.id, first - 1, types)
+
+    asyncio.run(work())
+
+
+async def _read(
+    call: Call, store: SessionStore, session_id: str, after: int, types: tuple[str, ...]
+) -> None:
+    while page := await store.read_events(
+        session_id, after=after, limit=PAGE_EVENTS, types=types or None
+    ):
+        for event in page:
+            _print(call, event)
+        after = page[-1].seq
+
+
+async def _follow(
+    call: Call, store: SessionStore, session_id: str, after: int, types: tuple[str, ...]
+) -> None:
+    async with store.subscribe(session_id, after=after) as items:
+        async for item in items:
+            if isinstance(item, Event) and (not types or item.type in types):
+                _print(call, item)
+                click.get_text_stream("stdout").flush()
+
+
+def _print(call: Call, event: Event) -> None:
+    if call.as_json:
+        click.echo(dumps(event_document(event)))
+    else:
+        at = event.at[11:23]
+        about = " ".join(f"{key}={_brief(value)}" for key, value in event.data.items())
+        click.echo(f"{event.seq:>6}  {at}  {event.type:<18}  {one_line(about, 100)}")
+
+
+def _brief(part: object) -> str:
+    if is_slot(part):
+        item = from_record(part)
+        if item.erased is not None:
+            return "(erased)"
+        if item.data is not None and item.encoding in ("text", "json"):
+            return repr(item.data[:60].decode(errors="replace"))
+        return f"{item.id[:14]}…({item.size:,} bytes)"
+    if isinstance(part, dict):
+        return "{" + " ".join(f"{key}={_brief(value)}" for key, value in part.items()) + "}"
+    return str(part)

@@ -1,0 +1,158 @@
+"""The `holdfast` command: which commands there are, and how each way to end becomes an exit code.
+
+A command's module is imported when the command is used, so `holdfast --help` loads nothing but
+click. Errors are told on standard error with the next step, or as one document with `--json`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import click
+
+from holdfast.cli.terminal import clean, dumps
+from holdfast.core.errors import HoldfastError, InvalidInput, NotFound
+
+SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
+    "Work": {
+        "run": ("turns", "Start a session and work one message until it ends."),
+        "send": ("turns", "Send a message to a session."),
+        "resume": ("turns", "Go on with what was interrupted or queued."),
+        "stop": ("sessions", "Ask a session to end."),
+        "fork": ("sessions", "Start a session from a head of another."),
+    },
+    "Look": {
+        "sessions": ("sessions", "List sessions, newest first."),
+        "show": ("show", "Read a session: turns, steps, code, output, cost."),
+        "events": ("events", "Read a session's log, or follow it."),
+        "heads": ("lineage", "List the heads of a session."),
+        "tree": ("lineage", "Show parents, forks and children."),
+        "vars": ("payloads", "List the namespace at the last checkpoint."),
+        "payload": ("payloads", "Print a stored value."),
+    },
+    "Keep": {
+        "verify": ("care", "Prove sessions from their first event to their last."),
+        "gc": ("care", "Remove payloads that nothing refers to."),
+        "export": ("care", "Write sessions to one portable file."),
+        "import": ("care", "Take sessions out of an exported file."),
+        "erase": ("payloads", "Erase one value; the proof still holds."),
+        "delete": ("sessions", "Delete a session."),
+    },
+    "Set up": {
+        "demo": ("demo", "A tour of under a minute: no network, no key."),
+        "doctor": ("doctor", "Say what this machine and this store can do."),
+        "config": ("doctor", "Show every setting and where it comes from."),
+    },
+}
+COMMANDS = {name: entry for section in SECTIONS.values() for name, entry in section.items()}
+
+
+class Commands(click.Group):
+    """The commands by name, each imported when it is used."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names of all commands."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Return a command, importing its module."""
+        if cmd_name not in COMMANDS:
+            return None
+        module = importlib.import_module(f"holdfast.cli.{COMMANDS[cmd_name][0]}")
+        command: click.Command = getattr(module, f"{cmd_name}_command")
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the list of commands without importing them."""
+        for section, commands in SECTIONS.items():
+            with formatter.section(section):
+                formatter.write_dl([(name, text) for name, (_, text) in commands.items()])
+
+
+def _show_version(ctx: click.Context, parameter: click.Parameter, wanted: bool) -> None:
+    if wanted:
+        from holdfast import __version__
+
+        click.echo(f"holdfast {__version__}")
+        ctx.exit()
+
+
+@click.group(
+    cls=Commands,
+    epilog="Start with `holdfast demo`. Every command takes --json and --help.",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+@click.option("--store", metavar="PLACE", help="Path or URL of the store; else found as git does.")
+@click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=_show_version)
+@click.pass_context
+def holdfast(context: click.Context, store: str | None) -> None:
+    """A durable runtime for LLM agents: sessions that survive a kill."""
+    context.obj = store
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run one command and leave with its exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        # What the terminal's encoding cannot say must not end the command.
+        stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        code = run(given)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # The reader has seen enough (`holdfast events … | head`).
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 141
+    sys.exit(code)
+
+
+def run(given: list[str]) -> int:
+    """Run one command and return its exit code; errors are reported here."""
+    options = given[: given.index("--")] if "--" in given else given
+    as_json = "--json" in options
+    try:
+        result: Any = holdfast.main(given, prog_name="holdfast", standalone_mode=False)
+        return result if isinstance(result, int) else 0
+    except click.UsageError as error:
+        return _usage(error, as_json)
+    except click.ClickException as error:
+        return _report("failed", error.format_message(), 1, as_json)
+    except HoldfastError as error:
+        code = 2 if isinstance(error, InvalidInput | NotFound) else 1
+        return _report(error.code, str(error), code, as_json)
+    except (KeyboardInterrupt, click.Abort):
+        return _report("interrupted", "interrupted", 130, as_json)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        return _report("system_error", str(error), 1, as_json)
+    except Exception as error:
+        import traceback
+
+        click.echo(clean(traceback.format_exc()), err=True)
+        text = f"this is a bug in Holdfast: {type(error).__name__}: {error}"
+        return _report("internal_error", text, 1, as_json)
+
+
+def _usage(error: click.UsageError, as_json: bool) -> int:
+    if as_json:
+        return _report("usage", error.format_message(), 2, as_json)
+    if isinstance(error, click.exceptions.NoArgsIsHelpError):
+        click.echo(error.format_message(), err=True)
+        return 2
+    if error.ctx is not None:
+        click.echo(error.ctx.get_usage(), err=True)
+        click.echo(f"Try '{error.ctx.command_path} --help' for help.", err=True)
+    return _report("usage", error.format_message(), 2, as_json)
+
+
+def _report(code: str, message: str, exit_code: int, as_json: bool) -> int:
+    if as_json:
+        click.echo(dumps({"error": {"code": code, "message": message}}))
+    else:
+        click.echo(f"error: {clean(message)}", err=True)
+    return exit_code

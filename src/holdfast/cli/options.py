@@ -1,0 +1,55 @@
+"""What every command takes: where the store is, and whether to answer with a document."""
+
+from __future__ import annotations
+
+import functools
+import shlex
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import click
+
+from holdfast.cli.terminal import clean, dumps
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """How a command was called."""
+
+    store: str | None
+    as_json: bool
+
+    def answer(self, document: Any, text: str) -> None:
+        """Print the result: a document with --json, else text."""
+        click.echo(dumps(document) if self.as_json else clean(text))
+
+    def command_line(self, *words: str) -> str:
+        """Return a command for people to type next, on the same store."""
+        place = ["--store", self.store] if self.store else []
+        return clean(shlex.join(["holdfast", *place, *words]))
+
+
+def command(name: str) -> Callable[[Callable[..., int | None]], click.Command]:
+    """Make a command of a function that takes a Call and its own options."""
+
+    def wrap(function: Callable[..., int | None]) -> click.Command:
+        @click.command(name)
+        @click.option("--store", metavar="PLACE", help="Path or URL of the store.")
+        @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+        @click.pass_context
+        @functools.wraps(function)
+        def run(context: click.Context, store: str | None, as_json: bool, **options: Any) -> Any:
+            return function(Call(store or context.obj, as_json), **options)
+
+        return run
+
+    return wrap
+
+
+session_argument = click.argument("session")
+
+
+def note(text: str) -> None:
+    """Tell people something that is not part of the result."""
+    click.echo(clean(text), err=True)

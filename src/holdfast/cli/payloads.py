@@ -1,0 +1,117 @@
+"""Stored values: print one, list the namespace, erase one."""
+
+from __future__ import annotations
+
+import base64
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from holdfast.cli.naming import find_session
+from holdfast.cli.options import Call, command, note, session_argument
+from holdfast.cli.reading import with_reads, with_store
+from holdfast.cli.terminal import clean, dumps, table
+from holdfast.core.ids import check_content_id
+from holdfast.runtime.reads import Reads
+from holdfast.stores.port import SessionInfo, SessionStore
+
+
+@command("payload")
+@session_argument
+@click.argument("payload")
+@click.option("--output", "-o", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE")
+def payload_command(call: Call, session: str, payload: str, output: Path | None) -> None:
+    """Print the bytes of PAYLOAD, a content id that SESSION refers to.
+
+    Bytes are exact in a pipe or a file; on a terminal, text is cleaned of control sequences.
+    """
+    wanted = check_content_id(payload if ":" in payload else f"sha256:{payload}")
+
+    async def read(store: SessionStore) -> tuple[str, bytes]:
+        info = await find_session(store, session)
+        return info.id, await store.get_payload(info.id, wanted)
+
+    session_id, data = with_store(call, read)
+    if output is not None:
+        output.write_bytes(data)
+    text = _text(data)
+    if call.as_json:
+        document = {
+            "session": session_id,
+            "id": wanted,
+            "size": len(data),
+            "text": text,
+            "base64": base64.b64encode(data).decode() if text is None else None,
+        }
+        click.echo(dumps(document))
+    elif output is not None:
+        note(f"{len(data):,} bytes written to {str(output)!r}")
+    elif not sys.stdout.isatty():
+        click.get_binary_stream("stdout").write(data)
+    elif text is None:
+        note(f"{len(data):,} bytes that are not text; write them to a file with -o FILE")
+    else:
+        click.echo(clean(text))
+
+
+def _text(data: bytes) -> str | None:
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return None
+
+
+@command("vars")
+@session_argument
+def vars_command(call: Call, session: str) -> None:
+    """List the variables of SESSION at its last checkpoint; nothing is run or loaded."""
+
+    async def read(store: SessionStore, reads: Reads) -> tuple[SessionInfo, Any]:
+        info = await find_session(store, session)
+        state = await store.load_state(info.id)
+        return info, None if state.vars is None else await reads.value(info.id, state.vars)
+
+    info, manifest = with_reads(call, read)
+    # Both engines describe their variables in these words; the rest of a manifest is their own.
+    variables = sorted(
+        (
+            {
+                "name": item["name"],
+                "type": item["type"],
+                "size": item["size"],
+                "preview": item["preview"],
+                "kept": not item.get("whole", False),
+            }
+            for item in (manifest or {}).get("variables", [])
+        ),
+        key=lambda item: str(item["name"]),
+    )
+    document = {
+        "session": info.id,
+        "engine": None if manifest is None else manifest["engine"],
+        "variables": variables,
+    }
+    rows = [
+        (item["name"], item["type"], f"{item['size']:,}", item["preview"] if item["kept"] else "—")
+        for item in variables
+    ]
+    titles = ("NAME", "TYPE", "BYTES", "PREVIEW")
+    call.answer(document, table(titles, rows, widest=80) if rows else "no variables")
+
+
+@command("erase")
+@session_argument
+@click.argument("payload")
+@click.option("--rule", required=True, help="Why it is erased; kept in the tombstone.")
+def erase_command(call: Call, session: str, payload: str, rule: str) -> None:
+    """Erase one value, by content id, from SESSION; digests and heads still verify."""
+
+    async def work(store: SessionStore) -> tuple[SessionInfo, int]:
+        info = await find_session(store, session)
+        return info, await store.erase(info.id, payload, rule)
+
+    info, places = with_store(call, work)
+    document = {"session": info.id, "payload": payload, "places": places}
+    call.answer(document, f"erased in {places} place{'' if places == 1 else 's'}")

@@ -1,0 +1,187 @@
+"""Progress of a turn, for people, on standard error: live on a terminal, plain lines in a pipe.
+
+Everything shown is read from the log through a subscription, so what a person sees is what is
+stored. A display that fails or lags never holds up the work.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from decimal import Decimal
+from typing import Any, Protocol
+
+from holdfast.cli.options import note
+from holdfast.cli.terminal import clean, one_line
+from holdfast.core import facts
+from holdfast.core.errors import HoldfastError
+from holdfast.core.events import Event
+from holdfast.kernels.cells import extract
+from holdfast.runtime.runtime import Runtime
+
+CATCH_UP_SECONDS = 2.0
+CODE_LINES = 12
+
+
+@dataclass(slots=True)
+class Tally:
+    """What a turn has come to so far."""
+
+    doing: str = "starting"
+    steps: int = 0
+    leaves: int = 0
+    tokens: int = 0
+    usd: Decimal = field(default_factory=Decimal)
+    unknown: bool = False
+    code: str = ""
+
+    def spend(self, usage: facts.Usage | None, usd: str | None) -> None:
+        """Count one model call."""
+        known = usage or {}
+        self.tokens += (known.get("input_tokens") or 0) + (known.get("output_tokens") or 0)
+        self.usd += Decimal(usd or 0)
+        self.unknown = self.unknown or usd is None
+
+    @property
+    def line(self) -> str:
+        """Return the tally in one line."""
+        leaves = f" · {self.leaves} leaf calls" if self.leaves else ""
+        cost = f"${self.usd.normalize():f}{'+?' if self.unknown else ''}"
+        return f"step {self.steps} · {self.doing}{leaves} · {self.tokens:,} tokens · {cost}"
+
+
+class Display(Protocol):
+    """Where a tally is shown."""
+
+    def show(self, tally: Tally, news: str | None) -> None:
+        """Show where things stand; `news` is what just happened, where it is worth a line."""
+        ...
+
+    def close(self) -> None:
+        """Show nothing more."""
+        ...
+
+
+class PlainDisplay:
+    """A line for every step and cell."""
+
+    def show(self, tally: Tally, news: str | None) -> None:
+        """Print what just happened."""
+        if news:
+            note(one_line(news, 160))
+
+    def close(self) -> None:
+        """Do nothing: lines stay."""
+
+
+class LiveDisplay:
+    """The tally and the code that is running, kept up to date in place."""
+
+    def __init__(self) -> None:
+        # Only here: rich costs a tenth of a second and serves nobody in a pipe.
+        from rich.console import Console
+        from rich.live import Live
+
+        self._console = Console(stderr=True, highlight=False)
+        self._live = Live(console=self._console, transient=True, refresh_per_second=8)
+        self._live.start()
+
+    def show(self, tally: Tally, news: str | None) -> None:
+        """Redraw."""
+        from rich.console import Group
+        from rich.spinner import Spinner
+        from rich.text import Text
+
+        parts: list[Any] = [Spinner("dots", Text(clean(tally.line)))]
+        lines = clean(tally.code).split("\n")
+        if tally.code:
+            more = [f"… {len(lines) - CODE_LINES} more lines"] * (len(lines) > CODE_LINES)
+            shown = "\n".join(f"  {line}" for line in [*lines[:CODE_LINES], *more])
+            parts.append(Text(shown, style="dim", no_wrap=True, overflow="ellipsis"))
+        self._live.update(Group(*parts))
+
+    def close(self) -> None:
+        """Take the display away."""
+        self._live.stop()
+
+
+@dataclass(slots=True)
+class Progress:
+    """Follows one session into a display."""
+
+    runtime: Runtime
+    session: str
+    display: Display
+    tally: Tally = field(default_factory=Tally)
+    seen: int = 0
+    until: int | None = None
+
+    async def follow(self) -> None:
+        """Show events as they come, until `until`."""
+        async with self.runtime.subscribe(self.session, after=self.seen) as items:
+            async for item in items:
+                if isinstance(item, Event):
+                    self.display.show(self.tally, await self._news(item))
+                    self.seen = item.seq
+                    if self.until is not None and self.seen >= self.until:
+                        return
+
+    async def _news(self, event: Event) -> str | None:
+        tally = self.tally
+        if not event.known:
+            return None
+        match event.fact():
+            case facts.SessionRevived() as fact:
+                return f"revived turn {fact.turn} (found: {fact.found})"
+            case facts.StepStarted() as fact:
+                tally.steps, tally.doing, tally.code = tally.steps + 1, f"asking {fact.model}", ""
+            case facts.StepPut() as fact:
+                tally.spend(fact.usage, fact.cost_usd)
+                tally.doing = fact.status
+                took = f" in {fact.latency_ms} ms" if fact.latency_ms is not None else ""
+                return f"step {tally.steps}: {fact.status}{took}"
+            case facts.MessageAppended(role="assistant") as fact:
+                tally.code = await self._code(fact)
+                tally.doing = "running code"
+            case facts.LeafCalled() as fact:
+                tally.leaves += 1
+                tally.spend(fact.usage, fact.cost_usd)
+            case facts.EvalAdded() as fact:
+                calls = f", {fact.calls} calls" if fact.calls else ""
+                return f"cell {fact.eval}: {fact.status}{calls} in {fact.elapsed_ms} ms"
+            case facts.BudgetExceeded() as fact:
+                return f"limit {fact.limit}: {fact.used} used of {fact.allowed} allowed"
+            case facts.TurnPut() as fact:
+                tally.doing = fact.status
+                return f"turn {fact.turn}: {fact.status} · {tally.line}"
+        return None
+
+    async def _code(self, fact: facts.MessageAppended) -> str:
+        try:
+            return "\n".join(extract(str(await self.runtime.value(self.session, fact.content))))
+        except HoldfastError:
+            return ""
+
+
+@asynccontextmanager
+async def shown(runtime: Runtime, session: str, *, after: int, quiet: bool) -> AsyncIterator[None]:
+    """Show the progress of a session while the block runs."""
+    if quiet:
+        yield
+        return
+    display: Display = LiveDisplay() if sys.stderr.isatty() else PlainDisplay()
+    progress = Progress(runtime, session, display, seen=after)
+    following = asyncio.ensure_future(progress.follow())
+    try:
+        yield
+        # The last lines belong before the result: the display catches up with the log.
+        progress.until = (await runtime.state(session)).seq
+        if progress.seen < progress.until:
+            await asyncio.wait({following}, timeout=CATCH_UP_SECONDS)
+    finally:
+        following.cancel()
+        await asyncio.wait({following})
+        display.close()

@@ -1,0 +1,139 @@
+"""Sessions as a whole: list, stop, fork, delete."""
+
+from __future__ import annotations
+
+import asyncio
+
+import click
+
+from holdfast.cli.documents import cost_text, open_document, result_document, session_document
+from holdfast.cli.naming import all_sessions, find_session
+from holdfast.cli.options import Call, command, note, session_argument
+from holdfast.cli.reading import opened, with_store
+from holdfast.cli.terminal import table
+from holdfast.core.errors import InvalidInput
+from holdfast.core.ids import friendly_name
+from holdfast.core.status import STATUSES
+from holdfast.stores.port import SessionFilter, SessionInfo, SessionStore
+
+DEFAULT_ROWS = 50
+TITLES = ("SESSION", "NAME", "STATUS", "TURNS", "TOKENS", "COST", "UPDATED", "LABELS")
+
+
+@command("sessions")
+@click.option("--status", type=click.Choice(STATUSES), help="Only sessions in this status.")
+@click.option("--label", metavar="KEY=VALUE", help="Only sessions with this label.")
+@click.option("--limit", default=DEFAULT_ROWS, show_default=True, type=click.IntRange(1))
+@click.option("--all", "everything", is_flag=True, help="All of them, whatever --limit says.")
+@click.option("--cursor", help="Go on after the page that gave this cursor.")
+def sessions_command(
+    call: Call,
+    status: str | None,
+    label: str | None,
+    limit: int,
+    everything: bool,
+    cursor: str | None,
+) -> None:
+    """List sessions, newest first."""
+    where = SessionFilter(status=status, label=None if label is None else pair(label, "--label"))
+
+    async def read(store: SessionStore) -> tuple[list[SessionInfo], str | None]:
+        if everything:
+            return [info async for info in all_sessions(store, where)], None
+        page = await store.list_sessions(where, limit=limit, cursor=cursor)
+        return list(page.sessions), page.cursor
+
+    found, more = with_store(call, read)
+    document = {"sessions": [session_document(info) for info in found], "cursor": more}
+    call.answer(document, table(TITLES, map(_row, found)) if found else "no sessions")
+    if more is not None and not call.as_json:
+        note(f"(the newest {len(found)}; more with --all or --limit)")
+
+
+def _row(info: SessionInfo) -> tuple[str, ...]:
+    return (
+        info.id,
+        info.name,
+        info.status,
+        str(info.turns),
+        f"{info.tokens:,}",
+        cost_text(info.usd, info.unknown_usd > 0),
+        info.updated_at[:19].replace("T", " "),
+        " ".join(f"{key}={value}" for key, value in info.labels.items()),
+    )
+
+
+def pair(text: str, option: str) -> tuple[str, str]:
+    """Return the two sides of KEY=VALUE."""
+    key, sign, value = text.partition("=")
+    if not sign or not key:
+        raise InvalidInput(f"{option} {text!r} is not of the form KEY=VALUE")
+    return key, value
+
+
+@command("stop")
+@session_argument
+def stop_command(call: Call, session: str) -> None:
+    """Ask SESSION to end: at once, or as soon as its driver sees it."""
+    from holdfast.runtime.runtime import Runtime
+    from holdfast.runtime.settings import resolve
+
+    async def work() -> None:
+        async with opened(call) as store:
+            info = await find_session(store, session)
+            async with Runtime(store, resolved=resolve()) as runtime:
+                result = await runtime.stop(info.id)
+        if result is None:
+            asked = open_document(info.id, "stop_requested", info.head)
+            call.answer(asked, f"{info.id} is being driven; its driver was asked to stop")
+        else:
+            call.answer(result_document(result), f"{info.id} is stopped")
+
+    asyncio.run(work())
+
+
+@command("fork")
+@session_argument
+@click.option("--head", help="The head to go on from; by default the current one.")
+@click.option("--session-id", help="The id of the new session; by default a new one.")
+def fork_command(call: Call, session: str, head: str | None, session_id: str | None) -> None:
+    """Start a session from a head of SESSION, which stays as it is; prints the new id."""
+    from holdfast.runtime.runtime import Runtime
+    from holdfast.runtime.settings import resolve
+
+    async def work() -> None:
+        async with opened(call) as store:
+            info = await find_session(store, session)
+            async with Runtime(store, resolved=resolve()) as runtime:
+                new = await runtime.fork(info.id, head, session_id=session_id)
+            first = await store.load_state(new.id)
+        origin = first.origin or {}
+        call.answer(
+            {
+                "session": new.id,
+                "name": friendly_name(new.id),
+                "origin": {"session": origin.get("session"), "head": origin.get("head")},
+            },
+            new.id,
+        )
+        if not call.as_json:
+            note(f"forked from {info.id}; go on with: {call.command_line('send', new.id, '…')}")
+
+    asyncio.run(work())
+
+
+@command("delete")
+@session_argument
+@click.option("--yes", is_flag=True, help="Do not ask.")
+def delete_command(call: Call, session: str, yes: bool) -> None:
+    """Delete SESSION for good; its id is never used again."""
+
+    async def work(store: SessionStore) -> SessionInfo:
+        info = await find_session(store, session)
+        if not yes and not click.confirm(f"Delete {info.id} ({info.name}) for good?", err=True):
+            raise click.Abort
+        await store.delete(info.id)
+        return info
+
+    info = with_store(call, work)
+    call.answer({"session": info.id, "deleted": True}, f"{info.id} is deleted")

@@ -1,0 +1,279 @@
+"""Working a turn: run, send, resume. Ctrl-C breaks off cleanly and says how to go on."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from holdfast.cli.documents import open_document, result_document, value_text
+from holdfast.cli.interruption import Interruption
+from holdfast.cli.naming import find_session
+from holdfast.cli.options import Call, command, note, session_argument
+from holdfast.cli.progress import shown
+from holdfast.cli.sessions import pair
+from holdfast.core.errors import InvalidInput, StoreNotFound
+from holdfast.core.ids import friendly_name
+from holdfast.runtime.results import BudgetExceeded, Failed, Final, Queued, Suspended, TurnResult
+from holdfast.runtime.runtime import Runtime, open_runtime
+from holdfast.runtime.settings import CHOICES, NAMES, NUMBERS
+from holdfast.stores.choose import store_url
+
+Act = Callable[[Runtime, str], Awaitable[TurnResult | None]]
+
+HELP = {
+    "model": "Who answers: PROVIDER:MODEL, or script:FILE offline.",
+    "leaf_model": "Who answers lm and map_lm; by default the same model.",
+    "instructions": "Text added to the system prompt; @FILE reads it from a file.",
+    "max_usd": "Dollars that the session may spend, as in 2.50.",
+    "max_steps": "Model calls in one turn.",
+}
+
+
+def settings_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command an option for every setting."""
+    for name in reversed(NAMES):
+        kind: Any = int if name in NUMBERS else str
+        if name in CHOICES:
+            kind = click.Choice(CHOICES[name])
+        function = click.option(
+            "--" + name.replace("_", "-"), name, type=kind, help=HELP.get(name)
+        )(function)
+    return function
+
+
+def turn_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command the options of everything that drives a session."""
+    for option in (
+        click.option("--quiet", "-q", is_flag=True, help="No progress on standard error."),
+        click.option(
+            "--allow-unconfined",
+            is_flag=True,
+            help="Run model-written code without confinement where there is none. Dangerous.",
+        ),
+    ):
+        function = option(function)
+    return function
+
+
+input_option = click.option(
+    "--input",
+    "inputs",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="A variable for the code: text, or @FILE for a file's text. May be repeated.",
+)
+
+
+@command("run")
+@click.argument("message")
+@input_option
+@click.option("--session-id", help="The id of the session; by default a new one.")
+@click.option("--label", "labels", multiple=True, metavar="KEY=VALUE")
+@settings_options
+@turn_options
+def run_command(
+    call: Call,
+    message: str,
+    inputs: tuple[str, ...],
+    session_id: str | None,
+    labels: tuple[str, ...],
+    quiet: bool,
+    allow_unconfined: bool,
+    **settings: Any,
+) -> int:
+    """Start a session and work MESSAGE until it ends; `-` reads it from standard input."""
+    text = message_text(message)
+    variables = read_inputs(inputs)
+    settings["instructions"] = _from_file(settings["instructions"])
+    tags = dict(pair(label, "--label") for label in labels)
+
+    async def begin(runtime: Runtime) -> str:
+        return (await runtime.start(session_id=session_id, labels=tags)).id
+
+    async def act(runtime: Runtime, session: str) -> TurnResult | None:
+        return await runtime.send(session, text, inputs=variables)
+
+    options = {**settings, "allow_unconfined": allow_unconfined}
+    return asyncio.run(_work(call, options, begin, act, quiet))
+
+
+@command("send")
+@session_argument
+@click.argument("message")
+@input_option
+@click.option("--queue", is_flag=True, help="If the session is busy, wait in its inbox.")
+@click.option("--takeover", is_flag=True, help="Drive an imported copy that has open work.")
+@turn_options
+def send_command(
+    call: Call,
+    session: str,
+    message: str,
+    inputs: tuple[str, ...],
+    queue: bool,
+    takeover: bool,
+    quiet: bool,
+    allow_unconfined: bool,
+) -> int:
+    """Send MESSAGE to SESSION (id, beginning of it, or name); `-` reads standard input."""
+    text = message_text(message)
+    variables = read_inputs(inputs)
+
+    async def act(runtime: Runtime, session_id: str) -> TurnResult | None:
+        return await runtime.send(
+            session_id,
+            text,
+            inputs=variables,
+            when_busy="queue" if queue else "error",
+            takeover=takeover,
+        )
+
+    options = {"allow_unconfined": allow_unconfined}
+    return asyncio.run(_work(call, options, _existing(call, session), act, quiet))
+
+
+@command("resume")
+@session_argument
+@click.option("--force", is_flag=True, help="Also after two revivals without a new outcome.")
+@click.option("--takeover", is_flag=True, help="Drive an imported copy that has open work.")
+@turn_options
+def resume_command(
+    call: Call,
+    session: str,
+    force: bool,
+    takeover: bool,
+    quiet: bool,
+    allow_unconfined: bool,
+) -> int:
+    """Go on with what SESSION left open, and with messages that wait in its inbox."""
+
+    async def act(runtime: Runtime, session_id: str) -> TurnResult | None:
+        return await runtime.resume(session_id, force=force, takeover=takeover)
+
+    options = {"allow_unconfined": allow_unconfined}
+    return asyncio.run(_work(call, options, _existing(call, session), act, quiet))
+
+
+def message_text(message: str) -> str:
+    """Return the message, read from standard input where it is `-`."""
+    return sys.stdin.read() if message == "-" else message
+
+
+def read_inputs(given: tuple[str, ...]) -> dict[str, str]:
+    """Return the inputs of a turn; `@FILE` is the text of a file, `@@` an `@`."""
+    inputs: dict[str, str] = {}
+    for text in given:
+        name, value = pair(text, "--input")
+        if name in inputs:
+            raise InvalidInput(f"--input names {name!r} twice")
+        inputs[name] = _from_file(value)
+    return inputs
+
+
+def _from_file(value: Any) -> Any:
+    if not isinstance(value, str) or not value.startswith("@"):
+        return value
+    if value.startswith("@@"):
+        return value[1:]
+    path = Path(value[1:])
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidInput(f"the file {str(path)!r} cannot be read as text: {error}") from error
+
+
+def _existing(call: Call, given: str) -> Callable[[Runtime], Awaitable[str]]:
+    url, _ = store_url(call.store)
+    kind, _, place = url.partition(":")
+    if kind != "memory" and not Path(place).exists():
+        raise StoreNotFound(f"there is no store at {place!r}; name another with --store")
+
+    async def begin(runtime: Runtime) -> str:
+        return (await find_session(runtime.store, given)).id
+
+    return begin
+
+
+async def _work(
+    call: Call,
+    options: dict[str, Any],
+    begin: Callable[[Runtime], Awaitable[str]],
+    act: Act,
+    quiet: bool,
+) -> int:
+    """Open the store, find or start the session, drive it, and tell what came of it."""
+    with Interruption() as interruption:
+        session = None
+        try:
+            async with await open_runtime(call.store, **options) as runtime:
+                session = await begin(runtime)
+                after = (await runtime.state(session)).seq
+                if not quiet:
+                    note(f"session {session} ({friendly_name(session)})")
+                try:
+                    async with shown(runtime, session, after=after, quiet=quiet):
+                        result = await act(runtime, session)
+                except asyncio.CancelledError:
+                    interruption.taken()
+                    return await _interrupted(call, runtime, session, interruption)
+                code = await _tell(call, runtime, session, result)
+                # Messages that came meanwhile are this process's to work.
+                await runtime.settled()
+                return code
+        except asyncio.CancelledError:
+            interruption.taken()
+            note(f"interrupted{'' if session is None else f'; {session} is as it stood'}")
+            return interruption.exit_code
+
+
+async def _interrupted(
+    call: Call, runtime: Runtime, session: str, interruption: Interruption
+) -> int:
+    state = await runtime.state(session)
+    if call.as_json:
+        call.answer(open_document(session, "interrupted", state.head), "")
+    elif state.turn is not None:
+        note(f"interrupted; everything so far is kept. Go on with: {_next(call, session)}")
+    else:
+        again = call.command_line("send", session, "MESSAGE")
+        note(f"interrupted before the turn began. Go on with: {again}")
+    return interruption.exit_code
+
+
+def _next(call: Call, session: str) -> str:
+    return call.command_line("resume", session)
+
+
+async def _tell(call: Call, runtime: Runtime, session: str, result: TurnResult | None) -> int:
+    if result is None:
+        info = await runtime.store.session_info(session)
+        if call.as_json:
+            call.answer(open_document(session, info.status, info.head), "")
+        else:
+            note(f"nothing is open in {session}; send it a message")
+        return 0
+    if call.as_json:
+        call.answer(result_document(result), "")
+        sys.stdout.flush()
+        return result.EXIT_CODE
+    match result:
+        case Final():
+            call.answer(None, value_text(result.value))
+            sys.stdout.flush()
+        case Queued():
+            note(f"the session is busy; the message waits in its inbox as {result.key!r}")
+        case Suspended():
+            waiting = ", ".join(result.calls)
+            note(f"suspended: {waiting} wait for an answer; then: {_next(call, session)}")
+        case Failed(code="revival_limit"):
+            note(f"failed: {result.error}; {call.command_line('resume', session, '--force')}")
+        case Failed() | BudgetExceeded():
+            look = call.command_line("show", session)
+            note(f"{result.status}: {result.error}. See: {look}")
+        case _:
+            note(f"{result.status}: {getattr(result, 'error', '') or session}")
+    return result.EXIT_CODE
