@@ -141,10 +141,13 @@ def available() -> Report:
     return Report(version, has_seccomp, tuple(missing), tuple(notes))
 
 
-def prepare() -> None:
+def prepare(*, renew: bool = False) -> None:
     """Collect the rules that every worker has, ahead of `confine`, while nobody waits for it."""
     global _prepared
     version = landlock.abi()
+    if renew and _prepared is not None:
+        os.close(_prepared.descriptor)
+        _prepared = None
     if version and _prepared is None:
         _prepared = landlock.Ruleset(version)
         for path, access in _interpreter_paths():

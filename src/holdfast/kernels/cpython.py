@@ -9,7 +9,6 @@ under way runs again with the answers it had.
 from __future__ import annotations
 
 import asyncio
-import os
 import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -79,7 +78,6 @@ class CpythonKernel:
         memory_bytes: int = 4 << 30,
         max_idle: int = 4,
         idle_seconds: float = 30.0,
-        spare: bool = True,
     ) -> None:
         """Make the engine; `confined=False` runs model-written code with the host's own rights."""
         report = confinement.available()
@@ -94,7 +92,6 @@ class CpythonKernel:
             memory_bytes=memory_bytes,
             max_idle=max_idle,
             idle_seconds=idle_seconds,
-            spare=spare,
         )
 
     @property
@@ -122,7 +119,7 @@ class CpythonKernel:
         session = CpythonSession(self, settings, fetch)
         if manifest is not None:
             await session.restore(manifest)
-        self.pool.prepare()
+        self.pool.nursery.start()
         return session
 
     async def close(self) -> None:
@@ -456,8 +453,7 @@ class CpythonSession:
             "read_paths": (*settings.read_roots, *_own_code()),
             "memory_bytes": limits.memory_bytes,
             "open_files": limits.open_files,
-            "keep_fds": (0, 1, 2, worker.descriptor),
-            "parent_pid": os.getpid(),
+            "parent_pid": worker.parent,
         }
         command = {
             "id": 0,

@@ -2,8 +2,7 @@
 
 Processes are what is scarce, not sessions: an idle session's worker is taken first, then that of a
 cell which only waits for the host, the one that is cheapest to run again first. Those who need one
-are served deepest first, so a tree of sessions can always finish from its leaves. One spare worker
-is kept warm, so that a new session does not wait for an interpreter to start.
+are served deepest first, so a tree of sessions can always finish from its leaves.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import itertools
 from typing import Protocol
 
 from holdfast.core.errors import KernelError
-from holdfast.kernels.workers import Worker
+from holdfast.kernels.workers import Nursery, Worker
 
 
 class Parked(KernelError):
@@ -42,14 +41,12 @@ class WorkerPool:
         memory_bytes: int,
         max_idle: int,
         idle_seconds: float,
-        spare: bool,
     ) -> None:
         self._max_workers = max_workers
         self._memory_bytes = memory_bytes
         self._max_idle = max_idle
         self._idle_seconds = idle_seconds
-        self._keep_spare = spare
-        self._spare: asyncio.Task[Worker] | None = None
+        self.nursery = Nursery()
         self._holders: list[Holder] = []
         self._idle: dict[Holder, asyncio.TimerHandle] = {}
         self._waiting: list[tuple[int, int]] = []
@@ -78,27 +75,12 @@ class WorkerPool:
             heapq.heapify(self._waiting)
             self.notify()
         try:
-            holder.worker = await self._take()
+            holder.worker = await self.nursery.spawn()
         except BaseException:
             self._holders.remove(holder)
             self.notify()
             raise
         return holder.worker
-
-    async def _take(self) -> Worker:
-        spare, self._spare = self._spare, None
-        worker = await (spare if spare is not None else Worker.start())
-        if worker.lost is not None:
-            worker = await Worker.start()
-        if self._keep_spare:
-            # A little later, so that it does not compete with the session that just began.
-            asyncio.get_running_loop().call_later(0.02, self.prepare)
-        return worker
-
-    def prepare(self) -> None:
-        """Start the spare worker, if there is none."""
-        if self._spare is None and self._keep_spare and not self._closed:
-            self._spare = asyncio.ensure_future(Worker.start())
 
     def _make_room(self) -> bool:
         while self._holders and self._full():
@@ -162,9 +144,4 @@ class WorkerPool:
         self._closed = True
         for holder in list(self._holders):
             self.reclaim(holder)
-        if self._spare is not None:
-            spare, self._spare = self._spare, None
-            try:
-                (await spare).kill(Parked("the kernel was closed"))
-            except OSError:
-                return
+        self.nursery.close()

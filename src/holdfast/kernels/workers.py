@@ -1,7 +1,8 @@
 """A worker process: how it is started, spoken to, watched and stopped.
 
-It is started with nothing: no environment but a constant hash seed, no site packages, no
-descriptors but its end of a socket pair. The host trusts neither what it says nor that it listens:
+Workers are forked from one process that has loaded the interpreter for all of them. That process
+is started with nothing: no environment but a constant hash seed, no site packages, no descriptors
+but its end of a socket pair. The host trusts neither what it says nor that it listens:
 interrupting is a request, killing is what counts.
 """
 
@@ -37,29 +38,96 @@ class Lost(Exception):
         self.error = error
 
 
+class Nursery:
+    """The host's end of the process that workers are forked from."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._control: socket.socket | None = None
+        self._answers: deque[asyncio.Future[int]] = deque()
+
+    def start(self) -> int:
+        """Start the process unless it runs, and return its number."""
+        if self._process is None:
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            with theirs:
+                self._process = subprocess.Popen(
+                    [interpreter(), *_FLAGS, str(_START), str(theirs.fileno())],
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                    env=_ENVIRONMENT,
+                    pass_fds=(theirs.fileno(),),
+                    cwd="/",
+                )
+            self._control = ours
+            asyncio.get_running_loop().add_reader(ours, self._read)
+        return self._process.pid
+
+    def _read(self) -> None:
+        assert self._control is not None
+        number = self._control.recv(4)
+        if not number:
+            self.close()
+            return
+        answer = self._answers.popleft()
+        if not answer.done():
+            answer.set_result(int.from_bytes(number, "big"))
+
+    async def spawn(self) -> Worker:
+        """Fork a worker; it is not confined before it is opened."""
+        parent = self.start()
+        assert self._control is not None
+        ours, theirs = socket.socketpair()
+        answer = asyncio.get_running_loop().create_future()
+        with theirs:
+            try:
+                socket.send_fds(self._control, [b"F"], [theirs.fileno()])
+                self._answers.append(answer)
+                worker = Worker(await answer, parent, self)
+            except OSError as error:
+                ours.close()
+                self.close()
+                raise KernelDied(f"a worker could not be started: {error}; try again") from error
+        await asyncio.get_running_loop().create_connection(lambda: worker, sock=ours)
+        return worker
+
+    def reap(self, number: int) -> None:
+        """Let a process that was killed go for good."""
+        if self._control is not None:
+            with contextlib.suppress(OSError):
+                self._control.send(b"R" + number.to_bytes(4, "big"))
+
+    def close(self) -> None:
+        """Stop the process, and with it every worker."""
+        if self._process is None or self._control is None:
+            return
+        process, control = self._process, self._control
+        self._process = self._control = None
+        asyncio.get_running_loop().remove_reader(control)
+        control.close()
+        process.kill()
+        process.wait()
+        while self._answers:
+            answer = self._answers.popleft()
+            if not answer.done():
+                answer.set_exception(OSError("the process that workers come from has ended"))
+
+
 class Worker(asyncio.Protocol):
     """The host's end of one worker process."""
 
-    def __init__(self, process: subprocess.Popen[bytes], descriptor: int) -> None:
-        self.process = process
-        self.descriptor = descriptor
-        self.pid = process.pid
+    def __init__(self, pid: int, parent: int, nursery: Nursery) -> None:
+        self.pid = pid
+        self.parent = parent
         self.lost: KernelError | None = None
+        self._nursery = nursery
         self._reader = frames.FrameReader()
         self._frames: deque[Frame] = deque()
         self._waiter: asyncio.Future[None] | None = None
         self._transport: asyncio.Transport | None = None
         self.unread_bytes = 0
         self.unread_limit = frames.MAX_CHUNK_BYTES
-
-    @classmethod
-    async def start(cls) -> Worker:
-        """Start a worker; it is not confined before it is opened."""
-        ours, theirs = socket.socketpair()
-        with theirs:
-            worker = cls(_spawn(theirs.fileno()), theirs.fileno())
-        await asyncio.get_running_loop().create_connection(lambda: worker, sock=ours)
-        return worker
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -132,7 +200,7 @@ class Worker(asyncio.Protocol):
         """Ask the running cell to stop."""
         if self.lost is None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
-                self.process.send_signal(signal.SIGINT)
+                os.kill(self.pid, signal.SIGINT)
             # A worker that waits for an answer only notices the signal when a frame arrives.
             self.send({"id": -1})
 
@@ -140,37 +208,16 @@ class Worker(asyncio.Protocol):
         """End the process for good, for this reason or because it ended by itself."""
         if self.lost is not None:
             return
-        code = self.process.poll()
         self.lost = error or KernelDied(
-            f"the worker process {self.pid} ended{_how(code)} while it was in use; the namespace "
-            "is as at its last checkpoint: evaluate again"
+            f"the worker process {self.pid} ended while it was in use; the namespace is as at its "
+            "last checkpoint: evaluate again"
         )
+        # It may have closed its end and gone on.
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            self.process.kill()
+            os.kill(self.pid, signal.SIGKILL)
+        self._nursery.reap(self.pid)
         if self._transport is not None:
             self._transport.abort()
-        if code is None:
-            # The kernel takes a while to give back a large process's memory.
-            asyncio.get_running_loop().run_in_executor(None, self.process.wait)
-
-
-def _spawn(descriptor: int) -> subprocess.Popen[bytes]:
-    # On the loop's own thread: a worker dies with the thread that started it.
-    return subprocess.Popen(
-        [interpreter(), *_FLAGS, str(_START), str(descriptor)],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        env=_ENVIRONMENT,
-        pass_fds=(descriptor,),
-        cwd="/",
-    )
-
-
-def _how(code: int | None) -> str:
-    if code is None:
-        return ""
-    return f" by signal {-code}" if code < 0 else f" with exit code {code}"
 
 
 def interpreter() -> str:

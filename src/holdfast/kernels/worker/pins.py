@@ -107,7 +107,7 @@ class Pins:
         self._random_state: Any = None
         self._unused: Any = None
 
-    def install(self) -> None:
+    def install(self, after_import: dict[str, Callable[[Any], None]]) -> None:
         """Patch what is loaded already and wait for the rest to be imported."""
         _pin_time(time, self.clock)
         os.urandom = self.chance.take
@@ -117,6 +117,7 @@ class Pins:
             "_datetime": lambda module: _pin_datetime(module, self.clock),
             "random": self._pin_random,
             "uuid": _pin_uuid,
+            **after_import,
         }
         for name in list(patches):
             if name in sys.modules:
@@ -153,6 +154,7 @@ class Pins:
             seed(generator, self.chance.take(32) if a is None else a, version)
 
         module.Random.seed = pinned
+        module._urandom = self.chance.take
         self._seed_random(module)
 
     def _seed_random(self, module: Any) -> None:

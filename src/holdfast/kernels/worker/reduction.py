@@ -10,6 +10,7 @@ their names and arguments are part of the stored format.
 
 from __future__ import annotations
 
+import copyreg
 import marshal
 import sys
 import types
@@ -135,7 +136,8 @@ class Reduction:
                 return getattr, (owner, found)
             if name == "TypeVar":
                 return type_variable, (value.__name__, value.__constraints__, value.__bound__)
-            reduced = value.__reduce_ex__(5)
+            registered = copyreg.dispatch_table.get(type(value))
+            reduced = value.__reduce_ex__(5) if registered is None else registered(value)
         except Exception as error:
             return self._marker(_type_name(type(value)), str(error).partition("\n")[0][:200])
         if isinstance(reduced, str):

@@ -20,13 +20,9 @@ from holdfast.kernels.worker.wire import Channel, Shield
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
+    from typing import Any, NoReturn
 
 STACK_BYTES = 96 << 20
-WARM = (
-    *("resource", "ctypes", "holdfast.kernels.confinement", "hashlib", "json", "datetime"),
-    *("holdfast.core.values", "random", "traceback", "threading", "re", "collections", "typing"),
-)
 QUICK_NS = 50_000_000
 ENCODED_CHARACTERS = 1 << 16
 
@@ -34,14 +30,14 @@ ENCODED_CHARACTERS = 1 << 16
 class Worker:
     """One session's interpreter."""
 
-    def __init__(self, descriptor: int) -> None:
+    def __init__(self) -> None:
         self.shield = Shield(Interrupted)
         _signal.signal(_signal.SIGINT, self.shield.interrupt)
-        self.channel = Channel(descriptor, self.shield)
-        self.pins = Pins()
-        self.pins.install()
-        self.bridge = Bridge(self.channel, self.pins)
+        self.channel = Channel(self.shield)
         self.sources = Sources()
+        self.pins = Pins()
+        self.pins.install({"linecache": lambda module: self.sources.publish()})
+        self.bridge = Bridge(self.channel, self.pins)
         main = types.ModuleType(MAIN)
         sys.modules[MAIN] = main
         self.variables = main.__dict__
@@ -54,8 +50,9 @@ class Worker:
         self.final: dict[str, Any] | None = None
         self.cells = 0
 
-    def serve(self) -> None:
-        """Do what the host asks until it goes away."""
+    def serve(self, descriptor: int) -> NoReturn:
+        """Do what the host asks over a descriptor until it goes away."""
+        self.channel.descriptor = descriptor
         does = {
             "open": self.open,
             "load": self.load,
@@ -63,7 +60,6 @@ class Worker:
             "checkpoint": self.checkpoint,
             "eval": self.evaluate,
         }
-        self._warm()
         while True:
             command = self.bridge.command()
             try:
@@ -71,14 +67,6 @@ class Worker:
             except BaseException as error:
                 text = f"{type(error).__name__}: {error}"
                 self.channel.send({"kind": "failed", "message": text[:2000]})
-
-    def _warm(self) -> None:
-        """Import what most cells need, for as long as nobody waits."""
-        for name in WARM:
-            if self.channel.ready():
-                return
-            __import__(name)
-        sys.modules["holdfast.kernels.confinement"].prepare()
 
     def open(self, command: dict[str, Any]) -> None:
         """Confine this process and offer the engine's names."""
@@ -102,7 +90,8 @@ class Worker:
             return None
         from holdfast.kernels import confinement
 
-        return confinement.confine(confinement.Policy(**policy)).to_record()
+        keep = (0, 1, 2, self.channel.descriptor)
+        return confinement.confine(confinement.Policy(**policy, keep_fds=keep)).to_record()
 
     def _offer(self, command: dict[str, Any]) -> None:
         names: dict[str, Any] = {"inspect": Inspect(), "CallError": CallError}
@@ -278,8 +267,3 @@ def _join_threads() -> None:
     for thread in threading.enumerate():
         if not thread.daemon and thread is not threading.main_thread() and thread not in idle:
             thread.join()
-
-
-def serve(descriptor: int) -> None:
-    """Serve a host over one descriptor."""
-    Worker(descriptor).serve()

@@ -1,4 +1,4 @@
-"""The worker's entry point: place the packages it needs and serve, without importing the host.
+"""The entry point of the nursery: place the packages it needs, and serve.
 
 The real `holdfast` package imports the runtime and third-party code, so the names are placed by
 hand and only the few standalone modules below them are loaded. This script is compiled on every
@@ -18,6 +18,6 @@ def place_packages(root: str) -> None:
 
 if __name__ == "__main__":
     place_packages(__file__[: -len("holdfast/kernels/worker/start.py")])
-    from holdfast.kernels.worker.serving import serve
+    from holdfast.kernels.worker.nursery import Nursery
 
-    serve(int(sys.argv[1]))
+    Nursery(int(sys.argv[1])).serve()

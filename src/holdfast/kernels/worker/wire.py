@@ -67,19 +67,13 @@ class Shield:
 class Channel:
     """Frames over one descriptor, written by any thread, read by one at a time."""
 
-    def __init__(self, descriptor: int, shield: Shield) -> None:
-        self.descriptor = descriptor
+    def __init__(self, shield: Shield) -> None:
+        self.descriptor = -1
         self.shield = shield
         self._writing = _thread.allocate_lock()
         self._buffer = b""
         # Kept here, because model code may replace the attributes of the modules.
         self._read, self._write, self._loads = os.read, os.write, marshal.loads
-
-    def ready(self) -> bool:
-        """Return whether the host has sent something."""
-        import select
-
-        return bool(select.select([self.descriptor], (), (), 0)[0])
 
     def receive(self) -> Any:
         """Return the next message of the host."""

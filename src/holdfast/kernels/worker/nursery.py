@@ -1,0 +1,73 @@
+"""The process that workers are forked from: an interpreter that has loaded what they need.
+
+It runs no model code, so everything it holds may be shared: a fork takes a millisecond where a new
+interpreter takes thirty, and confines itself before it runs anything. It goes when its host goes,
+and its workers go with it.
+"""
+
+from __future__ import annotations
+
+import _socket
+import gc
+import os
+import sys
+
+from holdfast.kernels.worker.serving import Worker
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import NoReturn
+
+FORK, REAP = b"F"[0], b"R"[0]
+WARM = (
+    *("resource", "ctypes", "holdfast.kernels.confinement", "hashlib", "json", "datetime"),
+    *("holdfast.core.values", "random", "traceback", "threading", "re", "collections", "typing"),
+    *("dataclasses", "enum", "inspect", "asyncio", "concurrent.futures.thread", "statistics"),
+)
+
+
+class Nursery:
+    """Forks workers on request."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._control = _socket.socket(
+            _socket.AF_UNIX, _socket.SOCK_SEQPACKET, 0, fileno=descriptor
+        )
+        self._worker = Worker()
+
+    def serve(self) -> NoReturn:
+        """Fork and reap until the host goes away."""
+        self._warm()
+        while True:
+            request, ancillary, _, _ = self._control.recvmsg(16, _socket.CMSG_SPACE(4))
+            if not request:
+                os._exit(0)
+            if request[0] == FORK:
+                self._fork(int.from_bytes(ancillary[0][2], sys.byteorder))
+            elif request[0] == REAP:
+                # Until here its number could not be given to another process.
+                os.waitpid(int.from_bytes(request[1:], "big"), 0)
+
+    def _fork(self, descriptor: int) -> None:
+        process = os.fork()
+        if process == 0:
+            self._control.close()
+            self._worker.serve(descriptor)
+        os.close(descriptor)
+        self._control.send(process.to_bytes(4, "big"))
+        confinement = sys.modules.get("holdfast.kernels.confinement")
+        if confinement is not None:
+            # The rules are one kernel object, to which that worker adds its own.
+            confinement.prepare(renew=True)
+
+    def _warm(self) -> None:
+        """Import what most cells need, for as long as nobody waits."""
+        import select
+
+        for name in WARM:
+            if select.select([self._control], (), (), 0)[0]:
+                return
+            __import__(name)
+        sys.modules["holdfast.kernels.confinement"].prepare()
+        gc.collect()
+        gc.freeze()
