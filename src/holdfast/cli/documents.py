@@ -25,38 +25,32 @@ def value_form(value: Any) -> Any:
     return json.loads(values.encode_json(value))
 
 
-def value_text(value: Any) -> str:
-    """Return a value for people: text as it is, everything else as JSON."""
-    if isinstance(value, str):
-        return value
-    plain = value_form(value)
-    text = json.dumps(plain, ensure_ascii=False)
-    return text if len(text) <= 100 else json.dumps(plain, ensure_ascii=False, indent=2)
+def form_text(form: Any) -> str:
+    """Return a value in JSON's form for people: text as it is, everything else as JSON."""
+    if isinstance(form, str):
+        return form
+    text = json.dumps(form, ensure_ascii=False)
+    return text if len(text) <= 100 else json.dumps(form, ensure_ascii=False, indent=2)
 
 
-def result_document(result: TurnResult) -> Document:
-    """Return the document of what a turn came to."""
+def result_document(result: TurnResult, *, status: str | None = None) -> Document:
+    """Return the document of what a turn came to; `status` is for one that has no result."""
+    status = status or result.status
     error = getattr(result, "error", "")
-    code = getattr(result, "code", result.status)
     return {
         "session": result.session,
         "name": friendly_name(result.session),
-        "status": result.status,
+        "status": status,
         "turn": result.turn,
         "value": value_form(getattr(result, "value", None)),
         "head": result.head,
         "steps": result.steps,
         "usage": dict(result.usage),
         "cost_usd": result.cost_usd,
-        "error": {"code": code, "message": error} if error else None,
+        "error": {"code": getattr(result, "code", status), "message": error} if error else None,
         "calls": list(getattr(result, "calls", ())),
         "key": getattr(result, "key", None),
     }
-
-
-def open_document(session: str, status: str, head: str | None = None) -> Document:
-    """Return the document of a command that ended without a turn's result."""
-    return result_document(TurnResult(session=session, head=head)) | {"status": status}
 
 
 def session_document(info: SessionInfo) -> Document:

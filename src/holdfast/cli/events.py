@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 
 import click
 
@@ -55,7 +56,7 @@ async def _follow(
         async for item in items:
             if isinstance(item, Event) and (not types or item.type in types):
                 _print(call, item)
-                click.get_text_stream("stdout").flush()
+                sys.stdout.flush()
 
 
 def _print(call: Call, event: Event) -> None:

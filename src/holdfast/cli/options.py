@@ -34,15 +34,19 @@ def command(name: str) -> Callable[[Callable[..., int | None]], click.Command]:
     """Make a command of a function that takes a Call and its own options."""
 
     def wrap(function: Callable[..., int | None]) -> click.Command:
-        @click.command(name)
-        @click.option("--store", metavar="PLACE", help="Path or URL of the store.")
-        @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
-        @click.pass_context
-        @functools.wraps(function)
         def run(context: click.Context, store: str | None, as_json: bool, **options: Any) -> Any:
             return function(Call(store or context.obj, as_json), **options)
 
-        return run
+        # The function's own options and help text go along with it.
+        wrapped: Any = click.pass_context(functools.update_wrapper(run, function))
+        wrapped = click.option("--json", "as_json", is_flag=True, help="Print one document.")(
+            wrapped
+        )
+        wrapped = click.option("--store", metavar="PLACE", help="Path or URL of the store.")(
+            wrapped
+        )
+        made: click.Command = click.command(name)(wrapped)
+        return made
 
     return wrap
 

@@ -49,7 +49,7 @@ def payload_command(call: Call, session: str, payload: str, output: Path | None)
     elif output is not None:
         note(f"{len(data):,} bytes written to {str(output)!r}")
     elif not sys.stdout.isatty():
-        click.get_binary_stream("stdout").write(data)
+        sys.stdout.buffer.write(data)
     elif text is None:
         note(f"{len(data):,} bytes that are not text; write them to a file with -o FILE")
     else:

@@ -6,7 +6,7 @@ import asyncio
 
 import click
 
-from holdfast.cli.documents import cost_text, open_document, result_document, session_document
+from holdfast.cli.documents import cost_text, result_document, session_document
 from holdfast.cli.naming import all_sessions, find_session
 from holdfast.cli.options import Call, command, note, session_argument
 from holdfast.cli.reading import opened, with_store
@@ -14,6 +14,7 @@ from holdfast.cli.terminal import table
 from holdfast.core.errors import InvalidInput
 from holdfast.core.ids import friendly_name
 from holdfast.core.status import STATUSES
+from holdfast.runtime.results import TurnResult
 from holdfast.stores.port import SessionFilter, SessionInfo, SessionStore
 
 DEFAULT_ROWS = 50
@@ -84,7 +85,9 @@ def stop_command(call: Call, session: str) -> None:
             async with Runtime(store, resolved=resolve()) as runtime:
                 result = await runtime.stop(info.id)
         if result is None:
-            asked = open_document(info.id, "stop_requested", info.head)
+            asked = result_document(
+                TurnResult(session=info.id, head=info.head), status="stop_requested"
+            )
             call.answer(asked, f"{info.id} is being driven; its driver was asked to stop")
         else:
             call.answer(result_document(result), f"{info.id} is stopped")

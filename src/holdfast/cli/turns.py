@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from holdfast.cli.documents import open_document, result_document, value_text
+from holdfast.cli.documents import form_text, result_document, value_form
 from holdfast.cli.interruption import Interruption
 from holdfast.cli.naming import find_session
 from holdfast.cli.options import Call, command, note, session_argument
@@ -226,7 +226,11 @@ async def _work(
                 return code
         except asyncio.CancelledError:
             interruption.taken()
-            note(f"interrupted{'' if session is None else f'; {session} is as it stood'}")
+            text = f"interrupted{'' if session is None else f'; {session} is as it stood'}"
+            if call.as_json and session is None:
+                call.answer({"error": {"code": "interrupted", "message": text}}, "")
+            else:
+                note(text)
             return interruption.exit_code
 
 
@@ -235,7 +239,16 @@ async def _interrupted(
 ) -> int:
     state = await runtime.state(session)
     if call.as_json:
-        call.answer(open_document(session, "interrupted", state.head), "")
+        usage, cost_usd = state.turn_spend()
+        so_far = TurnResult(
+            session=session,
+            turn=state.turn.turn if state.turn else None,
+            steps=state.turn.steps if state.turn else 0,
+            usage=usage,
+            cost_usd=cost_usd,
+            head=state.head,
+        )
+        call.answer(result_document(so_far, status="interrupted"), "")
     elif state.turn is not None:
         note(f"interrupted; everything so far is kept. Go on with: {_next(call, session)}")
     else:
@@ -252,7 +265,8 @@ async def _tell(call: Call, runtime: Runtime, session: str, result: TurnResult |
     if result is None:
         info = await runtime.store.session_info(session)
         if call.as_json:
-            call.answer(open_document(session, info.status, info.head), "")
+            nothing = TurnResult(session=session, head=info.head)
+            call.answer(result_document(nothing, status=info.status), "")
         else:
             note(f"nothing is open in {session}; send it a message")
         return 0
@@ -262,7 +276,7 @@ async def _tell(call: Call, runtime: Runtime, session: str, result: TurnResult |
         return result.EXIT_CODE
     match result:
         case Final():
-            call.answer(None, value_text(result.value))
+            call.answer(None, form_text(value_form(result.value)))
             sys.stdout.flush()
         case Queued():
             note(f"the session is busy; the message waits in its inbox as {result.key!r}")

@@ -1,0 +1,156 @@
+"""Care of a store: verify, gc, export, import."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import click
+
+from holdfast.cli.naming import all_sessions, find_session
+from holdfast.cli.options import Call, command, note
+from holdfast.cli.reading import with_store
+from holdfast.cli.terminal import one_line
+from holdfast.core.errors import InvalidInput
+from holdfast.stores.choose import open_store
+from holdfast.stores.port import (
+    GC_GRACE_SECONDS,
+    GcReport,
+    ImportOutcome,
+    SessionStore,
+    VerifyReport,
+)
+
+
+@command("verify")
+@click.argument("sessions", nargs=-1)
+def verify_command(call: Call, sessions: tuple[str, ...]) -> int:
+    """Prove SESSIONS, or all of them: every digest, head and stored value. Repairs nothing."""
+    from holdfast.stores.verify import verify
+
+    async def work(store: SessionStore) -> list[VerifyReport]:
+        return [await verify(store, session) for session in await _named(store, sessions)]
+
+    reports = with_store(call, work)
+    documents = [_report(report) for report in reports]
+    lines = [line for report in reports for line in _report_lines(report)]
+    good = all(report.ok for report in reports)
+    call.answer({"ok": good, "sessions": documents}, "\n".join(lines) or "no sessions")
+    return 0 if good else 1
+
+
+def _report(report: VerifyReport) -> dict[str, Any]:
+    return {
+        "session": report.session,
+        "ok": report.ok,
+        "events": report.events,
+        "payloads": report.payloads,
+        "erased": report.erased,
+        "head": report.head,
+        "digest": report.digest,
+        "problems": [
+            {
+                "kind": problem.kind,
+                "message": problem.message,
+                "seq": problem.seq,
+                "payload": problem.payload,
+            }
+            for problem in report.problems
+        ],
+    }
+
+
+def _report_lines(report: VerifyReport) -> list[str]:
+    state = "ok" if report.ok else f"{len(report.problems)} problems"
+    erased = f", {report.erased} erased" if report.erased else ""
+    lines = [
+        f"{report.session}: {state} ({report.events} events, {report.payloads} payloads{erased})"
+    ]
+    for problem in report.problems:
+        lines.append(f"  {problem.kind} at event {problem.seq}: {one_line(problem.message, 160)}")
+    return lines
+
+
+@command("gc")
+@click.option("--dry-run", is_flag=True, help="Only say what would be removed.")
+@click.option(
+    "--grace-seconds",
+    default=GC_GRACE_SECONDS,
+    show_default=True,
+    type=click.FloatRange(0),
+    help="Spare what is younger: it may belong to an append under way.",
+)
+def gc_command(call: Call, dry_run: bool, grace_seconds: float) -> None:
+    """Remove payloads that no session refers to."""
+
+    async def work(store: SessionStore) -> GcReport:
+        return await store.gc(dry_run=dry_run, grace_seconds=grace_seconds)
+
+    report = with_store(call, work)
+    document = {
+        "payloads": report.payloads,
+        "bytes": report.bytes,
+        "kept": report.kept,
+        "dry_run": report.dry_run,
+        "ids": list(report.ids),
+    }
+    verb = "would remove" if dry_run else "removed"
+    call.answer(
+        document, f"{verb} {report.payloads} payloads, {report.bytes:,} bytes; kept {report.kept}"
+    )
+
+
+@command("export")
+@click.argument("sessions", nargs=-1)
+@click.option("--all", "everything", is_flag=True, help="All sessions of the store.")
+@click.option(
+    "--output", "-o", required=True, type=click.Path(dir_okay=False, path_type=Path), metavar="FILE"
+)
+def export_command(call: Call, sessions: tuple[str, ...], everything: bool, output: Path) -> None:
+    """Write SESSIONS to one file that proves itself."""
+    from holdfast.stores.portable import export_sessions
+
+    if bool(sessions) == everything:
+        raise InvalidInput("name the sessions to export, or give --all")
+
+    async def work(store: SessionStore) -> tuple[list[str], int]:
+        ids = await _named(store, sessions)
+        return ids, await export_sessions(store, ids, output)
+
+    ids, events = with_store(call, work)
+    document = {"file": str(output.absolute()), "sessions": ids, "events": events}
+    call.answer(document, f"{len(ids)} sessions, {events} events written to {str(output)!r}")
+
+
+@command("import")
+@click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
+def import_command(call: Call, file: Path) -> None:
+    """Store the sessions of FILE, checked whole before anything is stored."""
+    from holdfast.stores.portable import import_sessions
+
+    async def work() -> list[ImportOutcome]:
+        store = await open_store(call.store)
+        try:
+            return await import_sessions(store, file)
+        finally:
+            await store.close()
+
+    outcomes = asyncio.run(work())
+    document = {
+        "sessions": [
+            {"session": item.session, "outcome": item.outcome, "events": item.events}
+            for item in outcomes
+        ]
+    }
+    lines = [f"{item.session}: {item.outcome}, {item.events} events" for item in outcomes]
+    call.answer(document, "\n".join(lines) or "the file holds no sessions")
+    if not call.as_json and any(item.outcome != "unchanged" for item in outcomes):
+        note("a copy with open work is read-only: resume it with --takeover, or fork it")
+
+
+async def _named(store: SessionStore, given: tuple[str, ...]) -> list[str]:
+    """Return the ids of the sessions given, or of all; each once."""
+    if not given:
+        return [info.id async for info in all_sessions(store)]
+    return list(dict.fromkeys([(await find_session(store, name)).id for name in given]))

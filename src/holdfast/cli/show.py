@@ -1,0 +1,132 @@
+"""`holdfast show`: a session to read from top to bottom."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from typing import Any
+
+import click
+
+from holdfast.cli.documents import Document, cost_text, form_text, session_document
+from holdfast.cli.naming import find_session
+from holdfast.cli.options import Call, command, session_argument
+from holdfast.cli.reading import opened
+from holdfast.cli.terminal import clean, one_line
+from holdfast.cli.transcript import Transcript
+from holdfast.runtime.reads import Reads
+from holdfast.stores.port import SessionInfo
+
+SHOWN_LINES = 40
+SHOWN_CHARACTERS = 8000
+
+
+@command("show")
+@session_argument
+@click.option("--turn", type=click.IntRange(1), help="Only this turn.")
+@click.option("--full", is_flag=True, help="Everything, however long.")
+def show_command(call: Call, session: str, turn: int | None, full: bool) -> None:
+    """Read SESSION: its turns with their steps, code, output and cost."""
+
+    async def work() -> None:
+        async with opened(call) as store:
+            info = await find_session(store, session)
+            turns = Transcript(store, Reads(store), info.id).turns()
+            wanted = (item async for item in turns if turn in (None, item["turn"]))
+            if call.as_json:
+                document = {"session": session_document(info)}
+                call.answer(document | {"turns": [item async for item in wanted]}, "")
+                return
+            page = Page(colour=sys.stdout.isatty(), full=full)
+            page.session(info)
+            async for item in wanted:
+                page.turn(item)
+            if info.status == "interrupted":
+                page.aside(f"interrupted; go on with: {call.command_line('resume', info.id)}")
+
+    asyncio.run(work())
+
+
+class Page:
+    """Prints a transcript."""
+
+    def __init__(self, *, colour: bool, full: bool) -> None:
+        self._colour = colour
+        self._full = full
+
+    def session(self, info: SessionInfo) -> None:
+        """Print what the session is."""
+        self._title(f"{info.id}  {info.name}")
+        cost = cost_text(info.usd, info.unknown_usd > 0)
+        labels = "".join(f" · {key}={value}" for key, value in info.labels.items())
+        origin = f" · forked from {info.origin}" if info.origin else ""
+        parent = f" · child of {info.parent}" if info.parent else ""
+        self.aside(f"{info.status} · {info.tokens:,} tokens · {cost}{origin}{parent}{labels}")
+
+    def turn(self, turn: Document) -> None:
+        """Print one turn."""
+        click.echo()
+        self._title(f"turn {turn['turn']} · {turn['status']} · {turn['at'][:19]}")
+        self._body(turn["message"])
+        for name, size in turn["inputs"].items():
+            self.aside(f"input {name}: {size:,} bytes")
+        for step in turn["steps"]:
+            self._step(step)
+        if turn["revivals"]:
+            self.aside(f"revived {turn['revivals']} times")
+        if turn["error"] is not None:
+            self._body(_problem(turn["error"]))
+        if turn["status"] == "final":
+            self._title("answer")
+            self._body(form_text(turn["value"]))
+            self.aside(f"head {turn['head']}")
+        if turn["usage"] is not None:
+            self.aside(f"{_usage(turn['usage'])} · {cost_text(turn['cost_usd'])}")
+
+    def _step(self, step: Document) -> None:
+        cost = f" · {cost_text(step['cost_usd'])}" if step["usage"] is not None else ""
+        self._title(f"step {step['step']} · {step['status']} · {step['model']}{cost}")
+        if step["reply"] is not None:
+            self._body(step["reply"])
+        if step["error"] is not None:
+            self._body(_problem(step["error"]))
+        for cell in step["cells"]:
+            self.aside(f"cell {cell['eval']} · {cell['status']} · {cell['elapsed_ms']} ms")
+        leaves = step["leaves"]
+        if leaves["asked"]:
+            self.aside(f"{leaves['asked']} leaf calls, {leaves['failed']} failed")
+        if step["observation"]:
+            self._body(step["observation"], mark="> ")
+
+    def _title(self, text: str) -> None:
+        line = one_line(text, 200)
+        click.echo(click.style(line, bold=True) if self._colour else line)
+
+    def aside(self, text: str) -> None:
+        """Print a line about something."""
+        line = "  " + one_line(text, 200)
+        click.echo(click.style(line, dim=True) if self._colour else line)
+
+    def _body(self, text: str, mark: str = "") -> None:
+        shown = text if self._full else text[:SHOWN_CHARACTERS]
+        lines = clean(shown).split("\n")
+        if not self._full:
+            lines = lines[:SHOWN_LINES]
+        for line in lines:
+            click.echo(f"  {mark}{line}".rstrip())
+        if not self._full and (len(shown) < len(text) or shown.count("\n") >= SHOWN_LINES):
+            self.aside(f"… cut, {len(text):,} characters in all; --full shows them")
+
+
+def _problem(error: Any) -> str:
+    if isinstance(error, dict) and "message" in error:
+        return f"{error.get('code', 'error')}: {error['message']}"
+    return str(error)
+
+
+def _usage(usage: dict[str, Any]) -> str:
+    asked, answered = usage.get("input_tokens"), usage.get("output_tokens")
+    return " and ".join(
+        f"{'unknown' if count is None else f'{count:,}'} tokens {way}"
+        for count, way in ((asked, "in"), (answered, "out"))
+    )
