@@ -19,7 +19,13 @@ from typing import Any
 import pydantic_monty
 
 from holdfast.core import payloads, values
-from holdfast.core.errors import KernelDied, KernelError, KernelProtocolError, NotRestorable
+from holdfast.core.errors import (
+    KernelDied,
+    KernelError,
+    KernelLimit,
+    KernelProtocolError,
+    NotRestorable,
+)
 from holdfast.core.payloads import Slot
 from holdfast.kernels import confinement, monty_heap, vars
 from holdfast.kernels import manifest as cpython_manifest
@@ -243,8 +249,12 @@ class MontySession:
         checkpoint: Checkpoint | None = None
         repaired: tuple[str, ...] = ()
         if ending.kept and ending.status not in ("limit", "diverged"):
-            checkpoint, repaired = await self._checkpoint(live)
-        else:
+            try:
+                checkpoint, repaired = await self._checkpoint(live)
+            except Limited as limited:
+                status: CellStatus = "final" if ending.status == "final" else "limit"
+                ending = _Ending(status, limit=limited.limit, detail=limited.detail)
+        if checkpoint is None:
             await self._discard()
         lost, self._lost = self._lost, []
         return CellResult(
@@ -269,13 +279,11 @@ class MontySession:
 
     async def _checkpoint(self, live: _Live) -> tuple[Checkpoint, tuple[str, ...]]:
         try:
-            told = await live.session.feed_run(monty_heap.SURVEY)
+            survey = await self._survey(live)
+            heap = await live.session.dump() if survey.needs_heap else None
             if self._settings.final:
                 await live.session.feed_run(monty_heap.FINAL_CODE)
-            survey = monty_heap.Survey(told, self._engine_names)
-            heap = await live.session.dump() if survey.needs_heap else None
-        except (pydantic_monty.MontyError, RuntimeError, TypeError, ValueError) as error:
-            await self._discard()
+        except (pydantic_monty.MontyError, RuntimeError) as error:
             raise KernelDied(f"the namespace could not be read: {error}") from error
         repaired = tuple(
             name
@@ -286,6 +294,16 @@ class MontySession:
         self.manifest = checkpoint.manifest
         self._inputs.clear()
         return checkpoint, repaired
+
+    async def _survey(self, live: _Live) -> monty_heap.Survey:
+        try:
+            told = await live.session.feed_run(monty_heap.SURVEY)
+        except pydantic_monty.MontyRuntimeError as error:
+            if isinstance(error.exception(), MemoryError):
+                raise Limited("memory", "the namespace does not fit beside its listing") from None
+            # The cell shadowed what the listing needs; the heap still holds everything.
+            return monty_heap.Survey([[], {}], self._engine_names, readable=False)
+        return monty_heap.Survey(told, self._engine_names)
 
     async def set_variable(self, name: str, value: Encoded) -> None:
         """Bind an input; it is part of the next checkpoint."""
@@ -301,7 +319,11 @@ class MontySession:
             except pydantic_monty.MontyError as error:
                 await self._discard()
                 raise KernelError(f"an input cannot be bound in monty: {error}") from error
-            checkpoint, _ = await self._checkpoint(live)
+            try:
+                checkpoint, _ = await self._checkpoint(live)
+            except (Limited, KernelError) as error:
+                await self._discard()
+                raise KernelLimit(f"the namespace could not be stored: {error}") from error
             return checkpoint
 
     async def restore(self, manifest: Mapping[str, Any]) -> None:

@@ -99,7 +99,7 @@ class Cell:
         if self._printed > self._limits.output_bytes:
             raise Limited("output") from None
         inner, message = error.exception(), str(error)
-        if isinstance(inner, MemoryError) and "memory limit exceeded" in message:
+        if isinstance(inner, MemoryError) and "memory limit" in message:
             raise Limited("memory", message) from None
         if isinstance(inner, TimeoutError) and "time limit exceeded" in message:
             raise Limited("cpu", message) from None

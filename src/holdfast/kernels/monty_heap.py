@@ -75,7 +75,8 @@ def {HIDDEN}plain(value, depth=0):
 class Survey:
     """What a namespace holds, as the sandbox told it; checked, since the sandbox may lie."""
 
-    def __init__(self, told: Any, engine_names: Iterable[str]) -> None:
+    def __init__(self, told: Any, engine_names: Iterable[str], *, readable: bool = True) -> None:
+        self._readable = readable
         if not (type(told) is list and len(told) == 2 and type(told[0]) is list):
             raise KernelProtocolError("the monty worker did not list its namespace as asked")
         kinds, plain = told
@@ -104,6 +105,8 @@ class Survey:
     @property
     def needs_heap(self) -> bool:
         """Return whether plain values alone would not bring this namespace back."""
+        if not self._readable:
+            return True
         for name, kind in self.kinds.items():
             imported = kind == "module" and name in _IMPORTED_BY_NAME
             if name not in self.plain and not imported:
