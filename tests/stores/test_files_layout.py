@@ -1,5 +1,6 @@
 """The directory that people and tools see, and what happens when its derived files are touched."""
 
+import hashlib
 import json
 import os
 import shutil
@@ -10,9 +11,11 @@ import pytest_asyncio
 from holdfast.core.errors import InvalidId, StoreNewer, StoreUnsafe
 from holdfast.core.facts import CallRequested, CallResolved, SessionStarted
 from holdfast.core.payloads import slot
+from holdfast.core.records import canonical
 from holdfast.core.run_facts import ArtifactWritten
 from holdfast.stores import place
 from holdfast.stores.files.layout import file_name
+from holdfast.stores.files.lines import seal, unseal
 from holdfast.stores.files.store import FilesSessionStore
 from holdfast.stores.port import InboxDraft, Lease, SessionFilter
 from holdfast.stores.verify import verify
@@ -134,6 +137,25 @@ async def test_derived_files_that_are_touched_change_nothing_but_time(root, stor
     assert json.loads((folder / "run.json").read_text())["seq"] == wanted.state.seq
 
 
+@pytest.mark.parametrize("resealed", [False, True], ids=["altered", "of another fold"])
+async def test_a_snapshot_that_this_release_did_not_write_is_not_believed(root, store, resealed):
+    driver = await a_run(store)
+    await store.release(driver.lease)
+    wanted = await store.load_state("s-1")
+    await store.close()
+    path = root / "runs/s-1/run.json"
+    run = json.loads(path.read_text())
+    body = run["snapshot"]["tip"]
+    body["state"]["last_turn"] = "failed"
+    if resealed:
+        run["snapshot"]["fold"] += 1
+        run["snapshot"]["check"] = hashlib.sha256(canonical(body)).hexdigest()
+    path.write_text(json.dumps(run))
+    again = await reopened(root)
+    assert await again.load_state("s-1") == wanted
+    await again.close()
+
+
 async def test_a_snapshot_of_another_log_is_not_believed(root, store):
     for session_id, texts in (("s-1", 3), ("s-2", 3)):
         driver = await drive(store, session_id)
@@ -247,8 +269,6 @@ async def test_a_log_of_a_newer_format_is_refused_by_name(root, store):
     await drive(store)
     await store.close()
     log = root / "runs/s-1/events.jsonl"
-    from holdfast.stores.files.lines import seal, unseal
-
     head, rest = log.read_bytes().split(b"\n", 1)
     record = unseal(head)
     record.pop("sum")

@@ -41,6 +41,7 @@ class Layout:
         self.index = root / "sessions.jsonl"
         self.format = root / "holdfast.json"
         self.sweep_lock = root / "sweep.lock"
+        self.sweep_gate = root / "sweep.gate"
 
     def run(self, session_id: str) -> Path:
         """Return the directory of a session."""

@@ -7,6 +7,7 @@ damaged there is read from the logs.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -31,6 +32,7 @@ class Listing:
         self._place = place
         self._orders: dict[str, int] = {}
         self._read_to = 0
+        self._guard = threading.Lock()
 
     def page(
         self,
@@ -65,7 +67,8 @@ class Listing:
         place = self._place
         names = place.disk.names(place.layout.runs)
         if any(name not in self._orders for name in names):
-            self._read_index()
+            with self._guard:
+                self._read_index()
         out = {}
         for name in names:
             order = self._orders.get(name)

@@ -21,7 +21,6 @@ from holdfast.stores.files import derived
 from holdfast.stores.files.inbox_file import item_line
 from holdfast.stores.files.lines import Header, batches
 from holdfast.stores.files.listing import note_order
-from holdfast.stores.files.locks import locked
 from holdfast.stores.files.session_files import SessionFiles, unknown, write_failed
 from holdfast.stores.files.tip import Tip
 from holdfast.stores.files.writes import new_order, replace_file
@@ -34,7 +33,7 @@ def erase(
     files: SessionFiles, payload_id: str, rule: str, is_used: Callable[[str, str], bool]
 ) -> int:
     """Erase a value from a session; `is_used` tells whether a tenant still has a payload in use."""
-    with locked(files.place.layout.sweep_lock):
+    with files.place.sweeping():
         with files.writing():
             tip = files.settled_tip()
             header = files.log.header()
@@ -83,6 +82,8 @@ def import_log(
     with files.place.unswept():
         if disk.stat(layout.tombstone(files.id)) is not None:
             raise _deleted(files)
+        if not events:
+            return ImportOutcome(files.id, "unchanged", 0)
         disk.make_directory(files.folder)
         disk.sync_directory(layout.runs)
         with files.lock():

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -53,10 +53,17 @@ class Place:
     @contextmanager
     def unswept(self, needed: bool = True) -> Iterator[None]:
         """Keep gc from removing payloads between their put and the line that refers to them."""
-        if not needed:
+        with ExitStack() as stack:
+            if needed:
+                # Passing the gate lets a waiting sweep have its turn among many writers.
+                with locked(self.layout.sweep_gate, shared=True):
+                    stack.enter_context(locked(self.layout.sweep_lock, shared=True))
             yield
-            return
-        with locked(self.layout.sweep_lock, shared=True):
+
+    @contextmanager
+    def sweeping(self) -> Iterator[None]:
+        """Keep out everyone who puts payloads or refers to them."""
+        with locked(self.layout.sweep_gate), locked(self.layout.sweep_lock):
             yield
 
 

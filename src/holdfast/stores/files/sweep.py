@@ -18,7 +18,6 @@ from holdfast.blobs.port import BlobEntry
 from holdfast.core.errors import InvalidId, NotFound, SessionDeleted
 from holdfast.core.ids import check_id
 from holdfast.stores.files.lease_file import read_heartbeat
-from holdfast.stores.files.locks import locked
 from holdfast.stores.files.refs import closure, slots_of_line
 from holdfast.stores.files.rewrites import remove_folder
 from holdfast.stores.files.session_files import Place, SessionFiles
@@ -79,7 +78,7 @@ def sweep(place: Place, open_session: OpenSession, dry_run: bool, grace: float) 
     mark(place, open_session, marks)
     if dry_run:
         return _remove(place, marks, dry_run, grace)
-    with locked(place.layout.sweep_lock):
+    with place.sweeping():
         mark(place, open_session, marks)
         report = _remove(place, marks, dry_run, grace)
     tidy(place, open_session, time.time() - grace)

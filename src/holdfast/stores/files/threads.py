@@ -15,7 +15,8 @@ from typing import TypeVar
 from holdfast.core.errors import StoreFailed
 from holdfast.stores.files.session_files import read_failed, write_failed
 
-WORKERS = 16
+READERS, WRITERS = 8, 16
+"""Apart, so that reads go on while writers wait for a lock that another process holds."""
 
 _Result = TypeVar("_Result")
 
@@ -24,7 +25,8 @@ class Threads:
     """The worker threads of one handle."""
 
     def __init__(self) -> None:
-        self._pool = ThreadPoolExecutor(WORKERS, thread_name_prefix="holdfast-files")
+        self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="holdfast-files-read")
+        self._writers = ThreadPoolExecutor(WRITERS, thread_name_prefix="holdfast-files-write")
         self._closed = False
 
     async def read(self, what: str, work: Callable[[], _Result]) -> _Result:
@@ -36,7 +38,7 @@ class Threads:
             except OSError as error:
                 raise read_failed(what, error) from error
 
-        return await self._submit(what, run)
+        return await self._submit(self._readers, what, run)
 
     async def write(self, what: str, work: Callable[[], _Result]) -> _Result:
         """Return what a write gives, waiting for its end whatever happens to the caller."""
@@ -47,7 +49,7 @@ class Threads:
             except OSError as error:
                 raise write_failed(what, error) from error
 
-        future = self._submit(what, run)
+        future = self._submit(self._writers, what, run)
         try:
             return await asyncio.shield(future)
         except asyncio.CancelledError:
@@ -58,12 +60,15 @@ class Threads:
                 future.exception()  # looked at, so that it is not reported as forgotten
             raise
 
-    def _submit(self, what: str, run: Callable[[], _Result]) -> asyncio.Future[_Result]:
+    def _submit(
+        self, pool: ThreadPoolExecutor, what: str, run: Callable[[], _Result]
+    ) -> asyncio.Future[_Result]:
         if self._closed:
             raise StoreFailed(f"{what}: this store handle is closed; open the store again")
-        return asyncio.get_running_loop().run_in_executor(self._pool, run)
+        return asyncio.get_running_loop().run_in_executor(pool, run)
 
     async def close(self) -> None:
         """Wait for what was submitted."""
         self._closed = True
-        await asyncio.to_thread(self._pool.shutdown)
+        for pool in (self._writers, self._readers):
+            await asyncio.to_thread(pool.shutdown)
