@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from holdfast.core import facts
-from holdfast.core.errors import ModelError
+from holdfast.core.errors import HoldfastError, ModelError
 from holdfast.core.facts import Fact, MessageAppended, StepPut, StepStarted, TurnPut
 from holdfast.core.heads import EdgeDraft, HeadDraft
 from holdfast.core.messages import observation
@@ -66,6 +66,8 @@ class Drive:
     leaf_gate: asyncio.Semaphore
     surfaces: tuple[Surface, ...]
     revived: bool = False
+    stale: bool = False
+    """Work was broken off in the middle: transcript and namespace may lag behind the log."""
 
     @property
     def state(self) -> State:
@@ -91,6 +93,7 @@ class Drive:
                     if result is not None:
                         return result
             except DrivingTimeUsedUp:
+                self.stale = True
                 return await self._out_of_time()
 
     async def _step(self, turn: OpenTurn) -> TurnResult | None:
@@ -113,8 +116,12 @@ class Drive:
         )
         try:
             reply = await self._within_time(self._ask(ordinal, context))
-        except ModelError as error:
-            return await self._model_failed(error)
+        except (HoldfastError, DrivingTimeUsedUp) as error:
+            if isinstance(error, ModelError):
+                return await self._model_failed(error)
+            raise
+        except Exception as error:
+            return await self._model_failed(ModelError(f"{type(error).__name__}: {error}"))
         await self._store_reply(reply)
         return None
 
@@ -312,7 +319,9 @@ class Drive:
 
     async def _out_of_time(self) -> TurnResult:
         turn = self.state.turn
-        assert turn is not None
+        if turn is None:
+            # Time ran out while the batch that ends the turn was being written: it ended.
+            return await self._last_result()
         text = f"the turn was driven for its {self.blueprint.settings.turn_seconds} seconds"
         lost: list[Fact] = []
         if turn.phase == "asking":
@@ -325,11 +334,14 @@ class Drive:
             TimedOut, "timed_out", lost, _error("timed_out", text), error=text
         )
 
-    async def fail(self, code: str, message: str) -> TurnResult:
-        """Settle the open turn as failed."""
-        return await self._settle(
-            Failed, "failed", [], _error(code, message), error=message, code=code
+    async def _last_result(self) -> TurnResult:
+        events = await self.journal.store.read_events(
+            self.journal.session, reverse=True, limit=1, types=[TurnPut.TYPE]
         )
+        end = events[0].fact()
+        assert isinstance(end, TurnPut)
+        assert end.final is not None
+        return self._result(Final, end, value=await self.journal.value(end.final))
 
     async def _settle(
         self,

@@ -178,10 +178,17 @@ class Driver:
         )
         return result
 
-    async def close(self) -> None:
-        """Give the lease back; what was built stays warm."""
+    async def close(self, *, failed: bool) -> None:
+        """Give the lease back; what was built stays warm unless it may not match the log."""
         if self.warm is not None:
-            self.warm.digest = self.state.digest
+            if failed or (self._active is not None and self._active.stale):
+                await self.warm.kernel.close()
+                self.warm = None
+            else:
+                self.warm.digest = self.state.digest
+        if failed:
+            await self._store.release(self.lease)
+            return
         self.has_queued = self.state.status == "idle" and await self._queued() is not None
         await self._store.release(self.lease)
 
@@ -287,7 +294,7 @@ class Driver:
         stop = asyncio.ensure_future(self._until_stop())
         try:
             await asyncio.wait({work, stop}, return_when=asyncio.FIRST_COMPLETED)
-            if not work.done():
+            if not work.done() and stop.exception() is None:
                 await _cancel(work)
                 stopped = await self.settle_stop()
                 if stopped is not None:

@@ -112,14 +112,17 @@ class Leaves:
             )
         known = dict(self._items.get(call.key, {}))
         base, self._issued = self._base + self._issued, self._issued + len(prompts)
-        async with asyncio.TaskGroup() as group:
-            tasks = {
-                index: group.create_task(
-                    self._ask(call, prompt, system, index, base + index, len(prompts))
-                )
-                for index, prompt in enumerate(prompts)
-                if index not in known
-            }
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = {
+                    index: group.create_task(
+                        self._ask(call, prompt, system, index, base + index, len(prompts))
+                    )
+                    for index, prompt in enumerate(prompts)
+                    if index not in known
+                }
+        except ExceptionGroup as failures:
+            raise failures.exceptions[0] from failures
         known |= {index: task.result() for index, task in tasks.items()}
         last = max((moment for moment, _ in known.values()), default=self.journal.state.updated_at)
         return await self._answer(call.function, known, last)
@@ -150,6 +153,8 @@ class Leaves:
                     reply = await self.model.request(request)
                 except ModelError as problem:
                     error = problem
+                except Exception as problem:
+                    error = ModelError(f"{type(problem).__name__}: {problem}")
             return await self._record(call, request, item, width, reply, error, excess)
 
     async def _record(

@@ -11,7 +11,8 @@ import asyncio
 import logging
 import secrets
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import asynccontextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -31,6 +32,7 @@ from holdfast.runtime import blueprint as blueprints
 from holdfast.runtime.agent import Agent
 from holdfast.runtime.driver import Driver, Warm, Work
 from holdfast.runtime.forks import fork_session
+from holdfast.runtime.inputs import input_slots
 from holdfast.runtime.reads import Reads
 from holdfast.runtime.results import Queued, Stopped, TurnResult
 from holdfast.runtime.settings import Resolved, resolve
@@ -182,20 +184,16 @@ class Runtime(Reads):
             if when_busy == "error":
                 raise
             return await self._queue(session_id, work, key)
-        try:
+        async with self._driving(driver):
             return await driver.send(work)
-        finally:
-            await self._release(driver)
 
     async def resume(
         self, session: str | Session, *, force: bool = False, takeover: bool = False
     ) -> TurnResult | None:
         """Go on with an interrupted turn and with queued messages; None if nothing was open."""
         driver = await self._driver(_id(session), takeover=takeover)
-        try:
+        async with self._driving(driver):
             return await driver.resume(force=force)
-        finally:
-            await self._release(driver)
 
     async def stop(self, session: str | Session) -> TurnResult | None:
         """Ask a session to end. Settles here if nobody drives it, else its driver does."""
@@ -208,10 +206,8 @@ class Runtime(Reads):
             driver = await self._driver(session_id, drive=False)
         except (SessionBusy, LeaseHeld):
             return None
-        try:
+        async with self._driving(driver):
             return await driver.settle_stop()
-        finally:
-            await self._release(driver)
 
     async def fork(
         self, session: str | Session, head: str | None = None, *, session_id: str | None = None
@@ -280,6 +276,7 @@ class Runtime(Reads):
             logger.warning("session %s was not recovered", session_id, exc_info=True)
 
     async def _queue(self, session_id: str, work: Work, key: str | None) -> Queued:
+        input_slots(work.inputs)
         name = key or f"message-{secrets.token_hex(8)}"
         draft = InboxDraft(key=name, kind="message", content=slot(work.to_value(), "input"))
         await self.store.put_inbox(session_id, draft)
@@ -316,16 +313,23 @@ class Runtime(Reads):
         self._drivers[session_id] = driver
         return driver
 
-    async def _release(self, driver: Driver) -> None:
+    @asynccontextmanager
+    async def _driving(self, driver: Driver) -> AsyncIterator[None]:
+        """Drive, then give the lease back and take up what queued meanwhile."""
+        failed = True
         session_id = driver.lease.session
         try:
-            await asyncio.shield(driver.close())
+            yield
+            failed = False
         finally:
-            self._drivers.pop(session_id, None)
-            if driver.warm is not None:
-                self._warm[session_id] = driver.warm
-        while len(self._warm) > WARM_SESSIONS:
-            await self._warm.popitem(last=False)[1].kernel.close()
+            try:
+                await asyncio.shield(driver.close(failed=failed))
+            finally:
+                self._drivers.pop(session_id, None)
+                if driver.warm is not None:
+                    self._warm[session_id] = driver.warm
+            while len(self._warm) > WARM_SESSIONS:
+                await self._warm.popitem(last=False)[1].kernel.close()
         if driver.has_queued:
             self._spawn(self._recover_one(session_id))
 
