@@ -1,0 +1,237 @@
+"""The SQLite file: numbered migrations, refusals, and derived rows that may be wrong."""
+
+import re
+from pathlib import Path
+
+import apsw
+import pytest
+
+import holdfast.stores.sqlite as package
+from holdfast.core import facts
+from holdfast.core.errors import (
+    Corruption,
+    NothingWritten,
+    StoreNewer,
+    StoreUnsafe,
+)
+from holdfast.core.payloads import slot
+from holdfast.stores import place
+from holdfast.stores.sqlite import database
+from holdfast.stores.sqlite.store import SqliteSessionStore
+from holdfast.stores.verify import verify
+
+SOURCES = sorted(Path(package.__file__).parent.glob("*.py"))
+
+
+def connect(path):
+    return apsw.Connection(str(path / "events.db"))
+
+
+def schema(connection):
+    return connection.execute("SELECT type, name, sql FROM sqlite_schema ORDER BY name").fetchall()
+
+
+async def store_of(path, events):
+    """Return a closed store at a path with one session of that many events."""
+    store = await SqliteSessionStore.open(path)
+    state = await store.create_session("talk", facts.SessionStarted())
+    lease = await store.acquire("talk")
+    for number in range(1, events):
+        message = facts.MessageAppended(
+            message=number, role="user", content=slot(f"line {number}", "message")
+        )
+        state = (await store.append(lease, state.seq, [message])).state
+    await store.close()
+    return state
+
+
+async def test_a_fresh_schema_is_what_the_migrations_make_one_by_one(tmp_path):
+    await (await SqliteSessionStore.open(tmp_path)).close()
+    by_hand = apsw.Connection(":memory:")
+    for _, _, text in database.migrations():
+        by_hand.execute(text)
+    assert schema(connect(tmp_path)) == schema(by_hand)
+
+
+async def test_migrations_are_numbered_without_gap_and_recorded_with_their_checksums(tmp_path):
+    await (await SqliteSessionStore.open(tmp_path)).close()
+    numbers = [number for number, _, _ in database.migrations()]
+    assert numbers == list(range(1, len(numbers) + 1))
+    recorded = connect(tmp_path).execute("SELECT version, checksum FROM migrations").fetchall()
+    assert [number for number, _ in recorded] == numbers
+    assert all(checksum.startswith("sha256:") for _, checksum in recorded)
+    assert connect(tmp_path).pragma("user_version") == numbers[-1]
+
+
+async def test_a_newer_format_is_refused_and_untouched(tmp_path):
+    await (await SqliteSessionStore.open(tmp_path)).close()
+    connect(tmp_path).pragma("user_version", 999)
+    with pytest.raises(StoreNewer, match="999"):
+        await SqliteSessionStore.open(tmp_path)
+    assert connect(tmp_path).pragma("user_version") == 999
+
+
+async def test_a_migration_with_other_content_is_refused(tmp_path):
+    await (await SqliteSessionStore.open(tmp_path)).close()
+    connect(tmp_path).execute("UPDATE migrations SET checksum = 'sha256:other'")
+    with pytest.raises(Corruption, match="migration 1"):
+        await SqliteSessionStore.open(tmp_path)
+
+
+async def test_a_migration_that_fails_leaves_the_database_as_it_was(tmp_path, monkeypatch):
+    await (await SqliteSessionStore.open(tmp_path)).close()
+    before = schema(connect(tmp_path))
+    known = database.migrations()
+    broken = (len(known) + 1, "9999_broken.sql", "CREATE TABLE half (x); SELECT nonsense(")
+    monkeypatch.setattr(database, "migrations", lambda: [*known, broken])
+    with pytest.raises(NothingWritten):
+        await SqliteSessionStore.open(tmp_path)
+    assert schema(connect(tmp_path)) == before
+    assert connect(tmp_path).pragma("user_version") == len(known)
+
+
+async def test_a_database_of_something_else_is_refused(tmp_path):
+    connect(tmp_path).execute("CREATE TABLE theirs (x)")
+    with pytest.raises(StoreUnsafe, match="something else"):
+        await SqliteSessionStore.open(tmp_path)
+    assert [name for _, name, _ in schema(connect(tmp_path))] == ["theirs"]
+
+
+async def test_a_file_that_is_no_database_is_corruption(tmp_path):
+    (tmp_path / "events.db").write_bytes(b"these are not the bytes " * 500)
+    with pytest.raises(Corruption, match=r"events\.db"):
+        await SqliteSessionStore.open(tmp_path)
+
+
+async def test_a_network_file_system_is_refused_unless_forced(tmp_path, monkeypatch):
+    monkeypatch.setattr(place, "file_system", lambda _: "nfs4")
+    with pytest.raises(StoreUnsafe, match="nfs4"):
+        await SqliteSessionStore.open(tmp_path)
+    await (await SqliteSessionStore.open(tmp_path, force_network=True)).close()
+
+
+@pytest.mark.parametrize("kind", ["nfs", "cifs", "9p", "fuse.sshfs", "fuse.s3fs"])
+def test_network_file_systems_are_known(kind):
+    assert place.is_network(kind)
+
+
+@pytest.mark.parametrize("kind", ["ext4", "xfs", "btrfs", "tmpfs", "apfs", "overlay", "fuse.ntfs"])
+def test_local_file_systems_are_known(kind):
+    assert not place.is_network(kind)
+
+
+def test_every_named_query_is_used_and_every_used_one_is_named():
+    used = set()
+    for source in SOURCES:
+        used |= set(re.findall(r'"([a-z_]+)"', source.read_text(encoding="utf-8")))
+    ways = {f"{name}_{way}" for name in ("events", "events_of_types") for way in WAYS}
+    assert set(database.SQL) - ways <= used
+    named = re.findall(
+        r'SQL\["(\w+)"\]', "".join(source.read_text(encoding="utf-8") for source in SOURCES)
+    )
+    assert set(named) <= set(database.SQL)
+
+
+WAYS = ("forward", "backward")
+
+
+def test_no_sql_stands_in_python():
+    statement = re.compile(r'"\s*(SELECT|INSERT|UPDATE|DELETE|CREATE|PRAGMA|BEGIN)\b')
+    for source in SOURCES:
+        assert not statement.search(source.read_text(encoding="utf-8")), source.name
+
+
+SPOILS = {
+    "missing": "DELETE FROM snapshots",
+    "of another log": "UPDATE snapshots SET digest = zeroblob(32)",
+    "of another fold": "UPDATE snapshots SET fold = fold + 1",
+    "with a wrong position": "UPDATE snapshots SET seq = seq - 1",
+    "beyond the log": "UPDATE snapshots SET seq = 100000",
+    "with a wrong checksum": "UPDATE snapshots SET checksum = zeroblob(32)",
+    "with altered content": "UPDATE snapshots SET body = replace(body, 'idle', 'fail')",
+    "of the wrong type": "UPDATE snapshots SET digest = 5, checksum = 'x', body = 1.5",
+}
+
+
+@pytest.mark.parametrize("spoil", SPOILS)
+async def test_a_spoiled_snapshot_changes_nothing(tmp_path, spoil):
+    state = await store_of(tmp_path, events=150)
+    connection = connect(tmp_path)
+    assert connection.execute("SELECT seq FROM snapshots").get == 128
+    connection.execute(SPOILS[spoil])
+    connection.close()
+    store = await SqliteSessionStore.open(tmp_path)
+    assert await store.load_state("talk") == state
+    await store.close()
+
+
+async def test_a_stale_snapshot_changes_nothing(tmp_path):
+    state = await store_of(tmp_path, events=100)
+    connection = connect(tmp_path)
+    (old,) = connection.execute("SELECT * FROM snapshots").fetchall()
+    store = await SqliteSessionStore.open(tmp_path)
+    lease = await store.acquire("talk")
+    for number in range(100, 200):
+        message = facts.MessageAppended(
+            message=number, role="user", content=slot("more", "message")
+        )
+        state = (await store.append(lease, state.seq, [message])).state
+    await store.close()
+    connection.execute("DELETE FROM snapshots")
+    connection.execute("INSERT INTO snapshots VALUES (?, ?, ?, ?, ?, ?)", old)
+    connection.close()
+    store = await SqliteSessionStore.open(tmp_path)
+    assert await store.load_state("talk") == state
+    await store.close()
+
+
+async def test_a_flipped_bit_in_an_event_is_named_and_the_rest_stays_readable(tmp_path):
+    await store_of(tmp_path, events=20)
+    connect(tmp_path).execute(
+        "UPDATE events SET data = replace(data, 'line 7', 'line 8') WHERE seq = 8"
+    )
+    connect(tmp_path).execute("UPDATE events SET data = substr(data, 2) WHERE seq = 12")
+    store = await SqliteSessionStore.open(tmp_path)
+    with pytest.raises(Corruption) as found:
+        await store.load_state("talk")
+    assert found.value.details["seq"] == 8
+    with pytest.raises(Corruption, match="event 12"):
+        await store.read_events("talk", after=10, limit=5)
+    assert [event.seq for event in await store.read_events("talk", after=12)] == list(range(13, 21))
+    report = await verify(store, "talk")
+    assert [(problem.kind, problem.seq) for problem in report.problems] == [
+        ("digest", 8),
+        ("line", 12),
+    ]
+    await store.close()
+
+
+async def test_a_missing_event_is_a_gap(tmp_path):
+    await store_of(tmp_path, events=20)
+    connect(tmp_path).execute("DELETE FROM events WHERE seq = 20")
+    store = await SqliteSessionStore.open(tmp_path)
+    with pytest.raises(Corruption) as found:
+        await store.load_state("talk")
+    assert found.value.details["seq"] == 20
+    await store.close()
+
+
+async def test_erased_bytes_are_in_no_file_of_the_store(tmp_path):
+    store = await SqliteSessionStore.open(tmp_path)
+    state = await store.create_session("talk", facts.SessionStarted())
+    lease = await store.acquire("talk")
+    secrets = {
+        "inline": slot("xyzzy-inline-secret", "message"),
+        "row": slot("xyzzy-row-secret " * 100, "message"),
+        "blob": slot("xyzzy-blob-secret " * 9000, "message"),
+    }
+    for number, item in enumerate(secrets.values(), 1):
+        message = facts.MessageAppended(message=number, role="user", content=item)
+        state = (await store.append(lease, state.seq, [message])).state
+    for item in secrets.values():
+        assert await store.erase("talk", item.id, "asked-to") == 1
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert not any(b"xyzzy" in path.read_bytes() for path in files)
+    assert not any(path.name.endswith(".zst") for path in files)
+    assert (await verify(store, "talk")).ok
+    await store.close()

@@ -1,0 +1,367 @@
+"""The SQLite writer: group commit, refusals beside successes, failures told apart."""
+
+import asyncio
+import os
+import threading
+import uuid
+import warnings
+
+import apsw
+import pytest
+
+from holdfast.blobs.disk import Disk
+from holdfast.core import facts
+from holdfast.core.errors import (
+    HandleForked,
+    InvalidRef,
+    NothingWritten,
+    OutcomeUnknown,
+    PositionConflict,
+)
+from holdfast.core.payloads import slot
+from holdfast.stores.port import Transient
+from holdfast.stores.sqlite.store import SqliteSessionStore
+from holdfast.stores.sqlite.writer import Job
+from holdfast.stores.verify import verify
+
+LARGE = slot("a large value " * 20_000, "message")
+
+
+def message(number, content="hello"):
+    item = slot(content, "message") if isinstance(content, str) else content
+    return facts.MessageAppended(message=number, role="user", content=item)
+
+
+async def start(store, session_id="talk"):
+    state = await store.create_session(session_id, facts.SessionStarted())
+    return await store.acquire(session_id), state
+
+
+@pytest.fixture
+async def store(tmp_path):
+    store = await SqliteSessionStore.open(tmp_path)
+    yield store
+    await store.close()
+
+
+class Hold:
+    """Keeps the writer busy inside a transaction until it is let go."""
+
+    def __init__(self, store):
+        self._store = store
+        self._entered, self._leave = threading.Event(), threading.Event()
+
+    async def __aenter__(self):
+        self._task = asyncio.create_task(self._store._writer.run(Job(self._work)))
+        await asyncio.to_thread(self._entered.wait)
+
+    async def __aexit__(self, *_):
+        self._leave.set()
+        await self._task
+
+    def _work(self, _):
+        self._entered.set()
+        self._leave.wait()
+
+
+async def submitted(store, count):
+    """Wait until that many jobs stand in the writer's queue."""
+    while store._writer._queue.qsize() < count:  # noqa: ASYNC110 - the queue has no event for it
+        await asyncio.sleep(0)
+
+
+async def test_what_queues_during_a_commit_is_one_commit(store):
+    sessions = [await start(store, f"talk-{n}") for n in range(20)]
+    commits = []
+
+    def committing():
+        commits.append(1)
+        return False
+
+    store._connection.set_commit_hook(committing)
+    async with Hold(store):
+        tasks = [
+            asyncio.create_task(store.append(lease, state.seq, [message(1)]))
+            for lease, state in sessions
+        ]
+        await submitted(store, 20)
+    await asyncio.gather(*tasks)
+    assert len(commits) == 2  # the one that was held, and all the rest
+
+
+async def test_a_refused_append_leaves_the_rest_of_its_group_alone(store):
+    good, bad = await start(store, "good"), await start(store, "bad")
+    async with Hold(store):
+        first = asyncio.create_task(store.append(good[0], 1, [message(1)]))
+        wrong = asyncio.create_task(store.append(bad[0], 7, [message(1)]))
+        illegal = asyncio.create_task(store.append(bad[0], 1, [message(1), message(5)]))
+        second = asyncio.create_task(store.append(good[0], 2, [message(2)]))
+        await submitted(store, 4)
+    await first
+    await second
+    with pytest.raises(PositionConflict):
+        await wrong
+    with pytest.raises(Exception, match="next message"):
+        await illegal
+    assert (await store.load_state("good")).seq == 3
+    assert (await store.load_state("bad")).seq == 1
+    assert (await verify(store, "good")).ok
+    assert (await verify(store, "bad")).ok
+
+
+async def test_a_cancelled_append_is_settled_before_the_caller_hears(store):
+    lease, state = await start(store)
+    async with Hold(store):
+        task = asyncio.create_task(store.append(lease, state.seq, [message(1)]))
+        await submitted(store, 1)
+        task.cancel()
+        task.cancel()
+        await asyncio.sleep(0)
+        assert not task.done()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert (await store.load_state("talk")).seq == 2
+
+
+async def test_a_timeout_around_an_append_waits_for_its_outcome(store):
+    lease, state = await start(store)
+    hold = Hold(store)
+    async with hold:
+        waiting = asyncio.create_task(
+            asyncio.wait_for(store.append(lease, state.seq, [message(1)]), 0.01)
+        )
+        await submitted(store, 1)
+        done, _ = await asyncio.wait([waiting], timeout=0.1)
+        assert not done
+    with pytest.raises((asyncio.TimeoutError, TimeoutError)):
+        await waiting
+    assert (await store.load_state("talk")).seq == 2
+
+
+class FaultyVfs(apsw.VFS):
+    """The real file system, until it is told that writes to the log fail."""
+
+    def __init__(self, name):
+        self.registered = name
+        self.fail_write = self.fail_sync = 0
+        super().__init__(name, "")
+
+    def xOpen(self, name, flags):
+        return FaultyFile(self, name, flags)
+
+
+class FaultyFile(apsw.VFSFile):
+    def __init__(self, vfs, name, flags):
+        self._vfs = vfs
+        path = name.filename() if isinstance(name, apsw.URIFilename) else name
+        self._is_log = bool(path) and path.endswith("-wal")
+        super().__init__("", name, flags)
+
+    def xWrite(self, data, offset):
+        if self._is_log and self._vfs.fail_write:
+            self._vfs.fail_write -= 1
+            raise apsw.FullError("disk full")
+        super().xWrite(data, offset)
+
+    def xSync(self, flags):
+        if self._is_log and self._vfs.fail_sync:
+            self._vfs.fail_sync -= 1
+            raise apsw.IOError("sync failed")
+        super().xSync(flags)
+
+
+@pytest.fixture
+def vfs():
+    return FaultyVfs(f"faulty-{uuid.uuid4().hex}")
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("fault", ["fail_write", "fail_sync"])
+async def test_a_commit_that_fails_once_wrote_nothing_and_work_goes_on(tmp_path, vfs, fault):
+    store = await SqliteSessionStore.open(tmp_path, vfs=vfs.registered)
+    lease, state = await start(store)
+    setattr(vfs, fault, 1)
+    with pytest.raises(NothingWritten):
+        await store.append(lease, state.seq, [message(1)])
+    assert (await store.load_state("talk")) == state
+    await store.append(lease, state.seq, [message(1, "again")])
+    await store.close()
+    store = await SqliteSessionStore.open(tmp_path)
+    events = await store.read_events("talk", after=1)
+    assert [event.fact().content.value() for event in events] == ["again"]
+    await store.close()
+
+
+@pytest.mark.filterwarnings("ignore")
+async def test_a_commit_that_keeps_failing_is_unknown_and_the_log_decides(tmp_path, vfs):
+    store = await SqliteSessionStore.open(tmp_path, vfs=vfs.registered)
+    lease, state = await start(store)
+    vfs.fail_sync = 2
+    with pytest.raises(OutcomeUnknown):
+        await store.append(lease, state.seq, [message(1)])
+    state = await store.load_state("talk")
+    await store.append(lease, state.seq, [message(state.next("message"), "again")])
+    assert (await verify(store, "talk")).ok
+    await store.close()
+
+
+async def test_a_lease_from_a_commit_that_seemed_to_fail_does_not_lock_its_owner_out(store):
+    lease, _ = await start(store)
+    await store.release(lease)
+    other = apsw.Connection(str(store._path / "events.db"))
+    other.execute("UPDATE sessions SET owner = ?, epoch = 7", (store.owner,))
+    other.close()
+    assert (await store.acquire("talk")).epoch == 8
+
+
+async def test_a_handle_is_refused_after_fork(store):
+    await start(store)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        child = os.fork()
+    if child == 0:
+        refused = 0
+        for use in (
+            lambda: store.load_state("talk").send(None),
+            lambda: store.list_sessions().send(None),
+            lambda: store.gc().send(None),
+            lambda: store.close().send(None),
+            lambda: store.subscribe("talk"),
+            lambda: store.notify(Transient("talk", "delta", None)),
+        ):
+            try:
+                use()
+            except HandleForked:
+                refused += 1
+        os._exit(refused)
+    _, ended = await asyncio.to_thread(os.waitpid, child, 0)
+    assert os.waitstatus_to_exitcode(ended) == 6
+    assert (await store.load_state("talk")).seq == 1
+
+
+class SweepingDisk(Disk):
+    """A disk on which gc takes each new blob a few times, right after it was stored."""
+
+    def __init__(self, times):
+        self.times = times
+
+    def replace(self, path, data):
+        super().replace(path, data)
+        if self.times:
+            self.times -= 1
+            self.unlink(path)
+
+
+async def test_an_append_stores_a_blob_again_that_gc_took_before_the_transaction(tmp_path):
+    store = await SqliteSessionStore.open(tmp_path, disk=SweepingDisk(times=3))
+    lease, state = await start(store)
+    await store.append(lease, state.seq, [message(1, LARGE)])
+    assert await store.get_payload("talk", LARGE.id) == LARGE.data
+    assert (await verify(store, "talk")).ok
+    await store.close()
+
+
+async def test_a_blob_that_is_always_taken_is_given_up_with_nothing_written(tmp_path):
+    store = await SqliteSessionStore.open(tmp_path, disk=SweepingDisk(times=10_000))
+    lease, state = await start(store)
+    with pytest.raises(NothingWritten, match="grace"):
+        await store.append(lease, state.seq, [message(1, LARGE)])
+    assert await store.load_state("talk") == state
+    await store.close()
+
+
+@pytest.mark.parametrize("item", [LARGE, slot("small " * 200, "message")], ids=["blob", "row"])
+async def test_a_put_that_gc_took_needs_its_bytes_again(store, item):
+    lease, state = await start(store)
+    bare = await store.put_payload("talk", item)
+    report = await store.gc(grace_seconds=0)
+    assert report.ids == (item.id,)
+    with pytest.raises(InvalidRef):
+        await store.append(lease, state.seq, [message(1, bare)])
+    await store.append(lease, state.seq, [message(1, item)])
+    assert (await verify(store, "talk")).ok
+
+
+@pytest.mark.parametrize("item", [LARGE, slot("small " * 200, "message")], ids=["blob", "row"])
+async def test_a_put_that_hits_an_orphan_makes_it_young_again(store, item):
+    await start(store)
+    await store.put_payload("talk", item)
+    old = apsw.Connection(str(store._path / "events.db"))
+    old.execute("UPDATE payloads SET at = 0")
+    old.close()
+    for path in store._path.glob("blobs/*/*/*"):
+        os.utime(path, (0, 0))
+    assert (await store.gc(dry_run=True)).ids == (item.id,)
+    await store.put_payload("talk", item)
+    assert (await store.gc()).ids == ()
+    assert await store.get_payload("talk", item.id) == item.data
+
+
+async def test_gc_takes_files_without_rows_once_they_are_old(store):
+    lease, state = await start(store)
+    await store.append(lease, state.seq, [message(1, LARGE)])
+    (kept,) = store._path.glob("blobs/*/*/*")
+    stray = kept.parent.with_name("ff") / ("f" * 64 + ".zst")
+    stray.parent.mkdir()
+    stray.write_bytes(kept.read_bytes())
+    part = kept.with_name("half.1-2.tmp")
+    part.write_bytes(b"half")
+    assert (await store.gc()).payloads == 0
+    for path in (kept, stray, part):
+        os.utime(path, (0, 0))
+    assert (await store.gc(dry_run=True)).ids == ("sha256:" + "f" * 64,)
+    assert stray.exists()
+    report = await store.gc()
+    assert (report.payloads, report.kept) == (1, 1)
+    assert list(store._path.glob("blobs/*/*/*")) == [kept]
+
+
+async def test_gc_never_takes_a_file_whose_row_came_back(store):
+    lease, state = await start(store)
+    await store.put_payload("talk", LARGE)
+    # The rows go, then the same value is stored again before the files are swept.
+    sweep = store._sweep
+    again = [message(1, LARGE)]
+
+    async def late(blobs):
+        if again:
+            await store.append(lease, state.seq, [again.pop()])
+        await sweep(blobs)
+
+    store._sweep = late
+    await store.gc(grace_seconds=0)
+    store._sweep = sweep
+    assert await store.get_payload("talk", LARGE.id) == LARGE.data
+    assert (await verify(store, "talk")).ok
+
+
+async def test_gc_forgets_owners_that_are_dead_and_hold_nothing(store):
+    await start(store)
+    other = apsw.Connection(str(store._path / "events.db"))
+    other.execute("INSERT INTO owners SELECT 'o-dead', host, boot, namespace, pid, 'x', 0, 0, 1"
+                  " FROM owners")  # fmt: skip
+    await store.gc()
+    assert other.execute("SELECT id FROM owners").fetchall() == [(store.owner,)]
+    other.close()
+
+
+async def test_two_loops_can_share_one_handle(store):
+    lease, state = await start(store)
+
+    def elsewhere():
+        return asyncio.run(store.append(lease, state.seq, [message(1)]))
+
+    done = await asyncio.to_thread(elsewhere)
+    assert done.state.seq == 2
+    assert await store.load_state("talk") == done.state
+
+
+async def test_a_closed_handle_says_so(tmp_path):
+    store = await SqliteSessionStore.open(tmp_path)
+    lease, state = await start(store)
+    await store.close()
+    await store.close()
+    with pytest.raises(NothingWritten, match="closed"):
+        await store.append(lease, state.seq, [message(1)])
+    with pytest.raises(Exception, match="closed"):
+        await store.load_state("talk")
