@@ -203,3 +203,19 @@ async def test_starting_the_same_id_twice_is_harmless(lab: Lab) -> None:
     two = await runtime.start(session_id="mine", labels={"team": "red"})
     assert one.id == two.id
     assert await lab.types("mine") == ["session.started"]
+
+
+async def test_a_model_that_breaks_its_contract_fails_the_turn_and_not_the_session(
+    lab: Lab,
+) -> None:
+    def respond(request):
+        if request.ordinal == 0:
+            raise IndexError("a bug in the model adapter")
+        return cell("FINAL(1)")
+
+    runtime = await lab.open(respond)
+    session = await runtime.start()
+    failed = await session.send("x")
+    assert isinstance(failed, holdfast.Failed)
+    assert "IndexError" in failed.error
+    assert isinstance(await session.send("y"), holdfast.Final)
