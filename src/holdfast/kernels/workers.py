@@ -59,6 +59,9 @@ class Nursery:
                     env=_ENVIRONMENT,
                     pass_fds=(theirs.fileno(),),
                     cwd="/",
+                    # A Ctrl-C at the terminal is for the host alone: the cell that it breaks off
+                    # is run again on resume and must not end in KeyboardInterrupt first.
+                    process_group=0,
                 )
             self._control = ours
             asyncio.get_running_loop().add_reader(ours, self._read)
