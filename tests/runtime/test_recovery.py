@@ -5,7 +5,13 @@ import asyncio
 import pytest
 
 import holdfast
-from holdfast.core.errors import AgentMissing, LeaseHeld, SessionBusy
+from holdfast.core.errors import (
+    AgentMissing,
+    InvalidInput,
+    LeaseHeld,
+    NothingWritten,
+    SessionBusy,
+)
 from holdfast.stores.memory import MemorySessionStore
 from holdfast.stores.verify import verify
 
@@ -250,36 +256,30 @@ async def test_a_runtime_drives_only_sessions_whose_agent_it_has(lab: Lab) -> No
     assert isinstance(await other.stop(session.id), holdfast.Stopped)
 
 
-async def test_a_store_that_fails_after_a_cell_does_not_leave_its_namespace_behind(
-    lab: Lab,
-) -> None:
-    """The warm kernel has run a cell that the log never got: it must not be used again."""
-    from holdfast.core.errors import NothingWritten
-
+async def test_a_turn_that_was_not_stored_leaves_nothing_in_the_namespace(lab: Lab) -> None:
+    """The warm kernel has bound an input that the log never got: it must not be used again."""
     append = lab.store.append
     broken = True
 
     async def fails_once(lease, seq, facts, **options):
         nonlocal broken
-        if broken and any(fact.TYPE == "eval.added" for fact in facts):
+        if broken and any(fact.TYPE == "turn.started" for fact in facts):
             broken = False
             raise NothingWritten("the disk is full")
         return await append(lease, seq, facts, **options)
 
     lab.store.append = fails_once
-    runtime = await lab.open(replies(cell("n = globals().get('n', 0) + 1"), cell("FINAL(n)")))
+    runtime = await lab.open(replies(cell("FINAL('n' in globals())")))
     session = await runtime.start()
     with pytest.raises(NothingWritten):
-        await session.send("count")
-    result = await runtime.resume(session.id)
-    assert result.value == 1
+        await session.send("count", inputs={"n": 1})
+    result = await session.send("and now?")
+    assert result.value is False
 
 
 async def test_a_queued_message_that_cannot_be_worked_is_refused_when_it_is_queued(
     lab: Lab,
 ) -> None:
-    from holdfast.core.errors import InvalidInput
-
     runtime = await lab.open(replies(cell("FINAL(1)")))
     session = await runtime.start()
     lease = await MemorySessionStore(lab.store.bank).acquire(session.id)
