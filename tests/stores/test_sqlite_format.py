@@ -148,7 +148,8 @@ SPOILS = {
     "with a wrong position": "UPDATE snapshots SET seq = seq - 1",
     "beyond the log": "UPDATE snapshots SET seq = 100000",
     "with a wrong checksum": "UPDATE snapshots SET checksum = zeroblob(32)",
-    "with altered content": "UPDATE snapshots SET body = replace(body, 'idle', 'fail')",
+    "with altered content": "UPDATE snapshots SET body ="
+    " CAST(replace(CAST(body AS TEXT), '\"idle\"', '\"failed\"') AS BLOB)",
     "of the wrong type": "UPDATE snapshots SET digest = 5, checksum = 'x', body = 1.5",
 }
 
