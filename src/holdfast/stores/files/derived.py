@@ -13,6 +13,7 @@ import json
 import logging
 import os
 import time
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -131,16 +132,13 @@ def _write_artifact(files: SessionFiles, event: Event) -> None:
 def _write_interaction(files: SessionFiles, event: Event) -> None:
     call_id = str(event.data["call_id"])
     path = files.place.layout.interaction(files.id, call_id)
-    asked = event
-    if event.type == "call.resolved":
-        if files.place.disk.stat(path) is None:
-            return
-        asked = _request_of(files, event, call_id)
-    elif event.data["executor"] != "human" and not event.data.get("approval"):
+    asked = event if event.type == "call.requested" else _request_of(files, path, event, call_id)
+    if asked is None or (asked.data["executor"] != "human" and not asked.data.get("approval")):
         return
     record: Record = {
         "run": files.id,
         "call_id": call_id,
+        "seq": asked.seq,
         "name": asked.data.get("name"),
         "requested_at": asked.at,
         "deadline": asked.data.get("deadline"),
@@ -154,14 +152,21 @@ def _write_interaction(files: SessionFiles, event: Event) -> None:
     _copy(files, path, record)
 
 
-def _request_of(files: SessionFiles, event: Event, call_id: str) -> Event:
-    before = event.seq
-    while page := files.log.page(0, before, _PAGE_EVENTS, True, ("call.requested",)):
-        for found in page:
+def _request_of(files: SessionFiles, path: Path, event: Event, call_id: str) -> Event | None:
+    """Return the event that asked for a call; an earlier copy says where it may be."""
+    types = ("call.requested",)
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        seq = json.loads(files.place.disk.read(path))["seq"]
+        for found in files.log.page(seq - 1, seq + 1, 1, False, types):
             if found.data["call_id"] == call_id:
                 return found
-        before = page[-1].seq
-    return event
+    before = event.seq
+    # Nearly always the last request before the outcome is the one.
+    while page := files.log.page(0, before, 1, True, types):
+        if page[0].data["call_id"] == call_id:
+            return page[0]
+        before = page[0].seq
+    return None
 
 
 def _copy(files: SessionFiles, path: Path, record: Record) -> None:

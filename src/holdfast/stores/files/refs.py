@@ -8,16 +8,21 @@ looked for from the newest line backwards, since a ref in use is nearly always a
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 
 from holdfast.blobs.disk import Disk
 from holdfast.core.errors import Corruption, InvalidId, InvalidRef
+from holdfast.core.events import Event
 from holdfast.core.ids import check_content_id
 from holdfast.core.payloads import Slot, manifest_slots, walk
 from holdfast.stores.files.inbox_file import InboxFile
 from holdfast.stores.files.lines import BatchLine, Header
 from holdfast.stores.files.log_file import LogFile
+
+UNOPENED = 1000
+"""How many manifests that were met in reading are kept in mind unopened."""
 
 ReadBlob = Callable[[str], bytes | None]
 """Given a payload id, return its bytes or None."""
@@ -35,17 +40,18 @@ class Refs:
         self._rewrites = -1
         self._erased: frozenset[str] = frozenset()
         self._low = self._high = 0
+        self._manifests: deque[Slot] = deque(maxlen=UNOPENED)
 
     def missing(self, wanted: Iterable[str], header: Header) -> set[str]:
         """Return those of the wanted ids that neither log nor inbox refer to."""
         with self._guard:
             left = set(wanted)
-            if header.rewrites != self._rewrites:
-                self._known.clear()
-                self._rewrites = header.rewrites
-                self._erased = frozenset(header.erased)
-                self._low = self._high = self._log.tail().end
+            self._begin(header)
             left -= self._known
+            if left and self._manifests:
+                self._learn(self._manifests)
+                self._manifests.clear()
+                left -= self._known
             if left:
                 left -= self._newer()
             if left:
@@ -55,6 +61,29 @@ class Refs:
             if left:
                 self._older(left)
             return left - self._known
+
+    def learn(self, events: Iterable[Event], header: Header) -> None:
+        """Take note of events that were read under a header; manifests are opened when needed."""
+        with self._guard:
+            if header.rewrites < self._rewrites:
+                return
+            self._begin(header)
+            for item in (slot for event in events for slot in walk(event.data)):
+                if item.inline or item.erased is not None or item.id in self._known:
+                    continue
+                if item.encoding == "manifest":
+                    self._manifests.append(item)
+                else:
+                    self._known.add(item.id)
+
+    def _begin(self, header: Header) -> None:
+        """Forget what was learned from a file that was replaced since."""
+        if header.rewrites != self._rewrites:
+            self._known.clear()
+            self._manifests.clear()
+            self._rewrites = header.rewrites
+            self._erased = frozenset(header.erased)
+            self._low = self._high = self._log.tail().end
 
     def _newer(self) -> set[str]:
         for line in self._log.forward(self._high):

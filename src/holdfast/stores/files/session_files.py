@@ -8,8 +8,8 @@ last whole line; the bytes taken away are kept beside the log.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -217,6 +217,24 @@ class SessionFiles:
             if line.batch is not None
             for key in line.batch.consumes
         }
+
+    def page(
+        self,
+        after: int,
+        before: int | None,
+        limit: int,
+        reverse: bool,
+        types: Sequence[str] | None,
+    ) -> list[Event]:
+        """Return a page of events, and remember what they refer to."""
+        header = None
+        with suppress(HoldfastError):
+            # Read first: what is erased meanwhile must not be learned as if it still stood there.
+            header = self.log.header()
+        events = self.log.page(after, before, limit, reverse, types)
+        if header is not None:
+            self.refs.learn(events, header)
+        return events
 
     def events(self) -> list[Event]:
         """Return the whole log."""

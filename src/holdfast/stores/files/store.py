@@ -171,7 +171,7 @@ class FilesSessionStore:
         """Return a page of events."""
         rows.check_page(after, before, limit)
         return await self._read(
-            session_id, lambda files: files.log.page(after, before, limit, reverse, types)
+            session_id, lambda files: files.page(after, before, limit, reverse, types)
         )
 
     async def session_info(self, session_id: str) -> SessionInfo:
