@@ -7,6 +7,7 @@ apsw is used because older ones can corrupt a WAL that two processes reset at on
 from __future__ import annotations
 
 import hashlib
+import logging
 import re
 import time
 from collections.abc import Iterator
@@ -26,6 +27,8 @@ from holdfast.core.errors import (
     StoreUnsafe,
 )
 from holdfast.core.events import now
+
+logger = logging.getLogger("holdfast.stores")
 
 OLDEST_SQLITE = 3_051_003
 BUSY_SECONDS = 30.0
@@ -75,6 +78,13 @@ class Database:
             connection.pragma("trusted_schema", "OFF")
             connection.wal_autocheckpoint(CHECKPOINT_PAGES)
         return connection
+
+    def close(self, connection: apsw.Connection) -> None:
+        """Close a connection; its last checkpoint may fail, the next opening makes that good."""
+        try:
+            connection.close(True)
+        except apsw.Error:
+            logger.warning("closing %r left its write-ahead log", str(self.path), exc_info=True)
 
     def prepare(self, connection: apsw.Connection) -> None:
         """Bring a database to this release's format; refuse a newer one."""

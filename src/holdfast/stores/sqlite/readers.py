@@ -61,7 +61,7 @@ class Readers:
         with self._polling:
             self._closed = True
             for connection in self._open:
-                connection.close(True)
+                self._database.close(connection)
             self._open.clear()
 
     def start_polling(self) -> None:

@@ -100,7 +100,7 @@ class SqliteSessionStore:
                 database.prepare(connection)
                 store._readers.start_polling()
             except BaseException:
-                connection.close(True)
+                database.close(connection)
                 store._readers.close()
                 raise
             store._start(connection, lease_seconds)

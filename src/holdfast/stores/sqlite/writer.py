@@ -112,7 +112,7 @@ class Writer:
                 self._closed = True
                 self._queue.put(None)
         self._thread.join()
-        self._connection.close(True)
+        self._database.close(self._connection)
 
     def _submit(self, job: Job[Any]) -> None:
         with self._gate:
