@@ -1,0 +1,251 @@
+"""A plain model of a session store: dictionaries and lists, no durability, no concurrency.
+
+The state machine asks a store and this model the same and compares. Only what nobody can foretell
+(time stamps) is taken over from the store; refusals are foretold by their class.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from holdfast.core.errors import (
+    HoldfastError,
+    ImportConflict,
+    InboxConflict,
+    InboxConsumed,
+    InboxItemNotFound,
+    InvalidRef,
+    LeaseHeld,
+    LeaseLost,
+    PayloadNotFound,
+    PositionConflict,
+    ReadOnlySession,
+    SessionDeleted,
+    SessionNotFound,
+    SettingsConflict,
+)
+from holdfast.core.events import Event
+from holdfast.core.facts import SessionStarted
+from holdfast.core.log import Batch, extend
+from holdfast.core.payloads import Slot, from_record, is_slot, manifest_slots, walk
+from holdfast.core.state import State, empty, fold
+from holdfast.stores.port import InboxDraft, InboxItem, Lease
+from holdfast.testing.histories import Move
+
+Refusal = type[HoldfastError]
+
+
+@dataclass(slots=True)
+class ModelSession:
+    """One session as the model knows it."""
+
+    tenant: str
+    started: SessionStarted | None
+    events: list[Event]
+    state: State
+    put: set[str] = field(default_factory=set)
+    doubtful: set[str] = field(default_factory=set)
+    """Put, not referred to, and swept over since: a store may have forgotten them or not."""
+    erased: set[str] = field(default_factory=set)
+    inbox: dict[str, InboxItem] = field(default_factory=dict)
+    lease: Lease | None = None
+    imported: bool = False
+
+
+class ModelStore:
+    """What a store must show."""
+
+    def __init__(self) -> None:
+        self.sessions: dict[str, ModelSession] = {}
+        self.deleted: set[str] = set()
+        self.bytes: dict[str, bytes] = {}
+        """Every payload that was ever handed over, by id."""
+
+    def missing(self, session_id: str) -> Refusal | None:
+        """Return how a session that cannot be used is refused."""
+        if session_id in self.deleted:
+            return SessionDeleted
+        return None if session_id in self.sessions else SessionNotFound
+
+    def creating(self, session_id: str, started: SessionStarted) -> Refusal | None:
+        """Return how creating a session is refused."""
+        if session_id in self.deleted:
+            return SessionDeleted
+        known = self.sessions.get(session_id)
+        if known is None or known.started == started:
+            return None
+        return SettingsConflict
+
+    def create(self, session_id: str, started: SessionStarted, at: str) -> State:
+        """Create a session, or return the one there is."""
+        if session_id not in self.sessions:
+            batch = extend(empty(session_id), [started], at=at)
+            self.sessions[session_id] = ModelSession(
+                started.tenant, started, list(batch.events), batch.state
+            )
+            self._take(batch)
+        return self.sessions[session_id].state
+
+    def acquiring(self, session_id: str, takeover: bool) -> Refusal | None:
+        """Return how taking a lease is refused."""
+        known = self.sessions[session_id]
+        if known.lease is not None:
+            return LeaseHeld
+        return ReadOnlySession if known.imported and not takeover else None
+
+    def appending(
+        self, lease: Lease, after_seq: int, move: Move, consumes: Sequence[str]
+    ) -> tuple[Refusal, ...]:
+        """Return how an append may be refused; empty where it must be stored."""
+        known = self.sessions[lease.session]
+        if known.lease != lease:
+            return (LeaseLost,)
+        if known.state.seq != after_seq:
+            return (PositionConflict,)
+        for key in consumes:
+            if key not in known.inbox:
+                return (InboxItemNotFound,)
+            if known.inbox[key].consumed_seq is not None:
+                return (InboxConsumed,)
+        return ()
+
+    def append(self, session_id: str, move: Move, consumes: Sequence[str], at: str) -> Batch:
+        """Append a batch and return what it must be."""
+        known = self.sessions[session_id]
+        batch = extend(
+            known.state,
+            move.facts,
+            at=at,
+            head=move.head,
+            edges=move.edges,
+            payloads=move.payloads,
+        )
+        known.events += batch.events
+        known.state = batch.state
+        for key in consumes:
+            known.inbox[key] = replace(known.inbox[key], consumed_seq=batch.state.seq)
+        self._take(batch)
+        return batch
+
+    def referring(self, session_id: str, payload_id: str) -> tuple[Refusal, ...] | None:
+        """Return how a bare ref may be refused; empty if it must not be, None if it may be."""
+        known = self.sessions[session_id]
+        if payload_id in self.used(known) | known.put:
+            return ()
+        if payload_id in known.doubtful:
+            return None
+        return (PayloadNotFound, InvalidRef) if payload_id in known.erased else (InvalidRef,)
+
+    def put_inbox(self, session_id: str, draft: InboxDraft) -> InboxItem | Refusal:
+        """Return the item stored already, InboxConflict, or the draft as a new item."""
+        known = self.sessions[session_id]
+        same_call = [
+            item
+            for item in known.inbox.values()
+            if draft.call_id is not None and item.call_id == draft.call_id
+        ]
+        stored = known.inbox.get(draft.key) or next(iter(same_call), None)
+        if stored is None:
+            return InboxItem(session_id, draft.key, draft.kind, "", draft.call_id, draft.content)
+        wanted = (draft.key, draft.kind, draft.call_id, draft.content)
+        same = (stored.key, stored.kind, stored.call_id, stored.content) == wanted
+        return stored if same else InboxConflict
+
+    def erase(self, session_id: str, payload_id: str, at: str, rule: str) -> int:
+        """Erase a value and return how many places held it."""
+        known = self.sessions[session_id]
+        held = payload_id in self.used(known)
+        places = sum(
+            item.id == payload_id and item.erased is None
+            for event in known.events
+            for item in walk(event.data)
+        )
+        if not places and not held:
+            return 0
+        mark = {"at": at, "rule": rule}
+        known.events = [
+            replace(event, data=_without(event.data, payload_id, mark)) for event in known.events
+        ]
+        known.erased.add(payload_id)
+        known.put.discard(payload_id)
+        known.doubtful.discard(payload_id)
+        return max(places, 1)
+
+    def collect(self) -> set[tuple[str, str]]:
+        """Forget orphans and return the payloads that remain."""
+        used = {
+            (known.tenant, item) for known in self.sessions.values() for item in self.used(known)
+        }
+        for known in self.sessions.values():
+            loose = known.put - self.used(known)
+            known.put -= loose
+            known.doubtful |= {item for item in loose if (known.tenant, item) in used}
+        return used
+
+    def importing(self, session_id: str, copy: ModelSession) -> Refusal | str:
+        """Return how an import is refused, or its outcome."""
+        if session_id in self.deleted:
+            return SessionDeleted
+        known = self.sessions.get(session_id)
+        if known is None:
+            return "created"
+        common = min(len(known.events), len(copy.events))
+        if known.events[common - 1].digest != copy.events[common - 1].digest:
+            return ImportConflict
+        if len(copy.events) <= len(known.events):
+            return "unchanged"
+        return LeaseHeld if known.lease is not None else "forwarded"
+
+    def import_copy(self, session_id: str, copy: ModelSession) -> None:
+        """Take over a copy, or what it has more."""
+        known = self.sessions.get(session_id)
+        if known is None:
+            state = empty(session_id)
+            known = ModelSession(copy.tenant, copy.started, [], state)
+            self.sessions[session_id] = known
+        new = copy.events[len(known.events) :]
+        known.events = [*known.events, *new]
+        known.state = fold(known.state, new)
+        known.erased |= {
+            item.id for item in self._inner(new) if item.id in copy.erased - self.used(copy)
+        }
+        known.imported = known.state.turn is not None or bool(known.state.calls)
+
+    def used(self, known: ModelSession) -> set[str]:
+        """Return the ids of the payloads that a session's events and inbox refer to."""
+        found = {item.id for item in self._inner(known.events) if item.erased is None}
+        contents = [item.content for item in known.inbox.values()]
+        held = {item.id for item in contents if item is not None and not item.inline}
+        live = {item.id for event in known.events for item in walk(event.data) if not item.erased}
+        return {item for item in found | held if item not in known.erased or item in live}
+
+    def _inner(self, events: Iterable[Event]) -> list[Slot]:
+        queue = [item for event in events for item in walk(event.data)]
+        found = []
+        while queue:
+            item = queue.pop()
+            if item.inline:
+                if item.erased is not None:
+                    found.append(item)
+                continue
+            found.append(item)
+            if item.erased is None:
+                queue.extend(manifest_slots(item, self.bytes[item.id]))
+        return found
+
+    def _take(self, batch: Batch) -> None:
+        self.bytes |= {key: item.data or b"" for key, item in batch.payloads.items()}
+
+
+def _without(part: Any, payload_id: str, mark: dict[str, str]) -> Any:
+    if isinstance(part, dict):
+        if is_slot(part):
+            item = from_record(part)
+            gone = item.id == payload_id and item.erased is None
+            return item.ref() | {"$erased": mark} if gone else part
+        return {key: _without(value, payload_id, mark) for key, value in part.items()}
+    if isinstance(part, list):
+        return [_without(value, payload_id, mark) for value in part]
+    return part
