@@ -54,6 +54,10 @@ def test_the_page_of_events_has_no_type_that_is_not_there():
     assert set(_sections(_page("events.md"), "###")) == set(FACTS)
 
 
+# Run as programs, or in need of the testing extra.
+NOT_IMPORTED = ("holdfast.kernels.worker", "holdfast.testing", "holdfast.cli.__main__")
+
+
 def _errors(cls=HoldfastError):
     yield cls
     for child in cls.__subclasses__():
@@ -62,9 +66,8 @@ def _errors(cls=HoldfastError):
 
 def test_the_page_of_errors_lists_every_class_with_its_code():
     for module in pkgutil.walk_packages(holdfast.__path__, "holdfast."):
-        if not module.name.startswith(("holdfast.kernels.worker", "holdfast.testing")):
-            if module.name != "holdfast.cli.__main__":
-                importlib.import_module(module.name)
+        if not module.name.startswith(NOT_IMPORTED):
+            importlib.import_module(module.name)
     there = {e.__name__: e for e in _errors() if e.__module__.startswith("holdfast.")}
     rows = re.findall(r"^\| `(\w+)` \| `(\w+)` \| (.+) \|$", _page("errors.md"), re.MULTILINE)
     assert {name: code for name, code, _ in rows} == {n: e().code for n, e in there.items()}
@@ -150,6 +153,8 @@ def test_the_vectors_of_the_format_page_are_the_published_ones():
 
 
 def test_the_schema_of_the_format_page_is_the_one_that_is_applied():
-    schema = (files("holdfast.stores.sqlite") / "migrations" / "0001_initial.sql").read_text("utf-8")
+    schema = (files("holdfast.stores.sqlite") / "migrations" / "0001_initial.sql").read_text(
+        "utf-8"
+    )
     shown = [block for block in blocks(ROOT / "docs" / "FORMAT.md") if block.language == "sql"]
     assert [block.text.strip() for block in shown] == [schema.strip()]
