@@ -112,8 +112,9 @@ async def test_a_hole_in_the_last_line_is_a_torn_write_too(root, store, again):
         lambda line: line[:-1] + b"x",
         lambda line: line.replace(b'"at"', b'"aT"', 1),
         lambda line: line.replace(b"message", b"massage", 1) if b"message" in line else b"{}\n",
+        lambda line: line.replace(b" ", b"\0", 1) if b" " in line else b"{}\n",
     ],
-    ids=["garbage", "newline gone", "flipped bit", "another word"],
+    ids=["garbage", "newline gone", "flipped bit", "another word", "space to zero"],
 )
 async def test_a_damaged_line_is_named_and_the_rest_stays_readable(
     root, store, again, number, change

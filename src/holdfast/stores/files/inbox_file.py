@@ -15,7 +15,7 @@ from holdfast.blobs.disk import Disk
 from holdfast.core.errors import Corruption
 from holdfast.core.payloads import from_record, to_record
 from holdfast.core.records import Record
-from holdfast.stores.files.lines import seal, unseal
+from holdfast.stores.files.lines import has_hole, seal, unseal
 from holdfast.stores.port import InboxItem
 
 
@@ -51,7 +51,7 @@ class InboxFile:
             try:
                 item = _item(self.session, unseal(text))
             except Corruption as error:
-                if number == len(texts) and not rest and b"\0" in text:
+                if number == len(texts) and not rest and has_hole(text):
                     break
                 raise Corruption(
                     f"line {number} of the inbox of session {self.session!r} is damaged: {error}; "

@@ -46,6 +46,15 @@ def unseal(line: bytes) -> Record:
     return record
 
 
+def has_hole(line: bytes) -> bool:
+    """Tell whether a part of a line was never written: file systems show zero bytes there.
+
+    A hole reaches from or to an end of the line or is longer than a byte; a single zero byte
+    within it is a flipped bit of a space, which is damage.
+    """
+    return line.startswith(b"\0") or line.endswith(b"\0") or b"\0\0" in line
+
+
 @dataclass(frozen=True, slots=True)
 class Header:
     """The first line of a log: what a whole rewrite of the file may change."""

@@ -17,7 +17,14 @@ from typing import TypeVar
 from holdfast.blobs.disk import Disk
 from holdfast.core.errors import Corruption, StoreFailed
 from holdfast.core.events import Event
-from holdfast.stores.files.lines import SEAL_BYTES, BatchLine, Header, read_batch, read_header
+from holdfast.stores.files.lines import (
+    SEAL_BYTES,
+    BatchLine,
+    Header,
+    has_hole,
+    read_batch,
+    read_header,
+)
 
 CHUNK_BYTES = 64 * 1024
 READ_ATTEMPTS = 20
@@ -106,7 +113,7 @@ class LogFile:
             return Tail(size, Line(end, size, None), 0)
         for start, text in pieces:
             batch = self._batch(text) if start else None
-            if batch is None and start and not rest and _has_hole(text):
+            if batch is None and start and not rest and has_hole(text):
                 end, rest = start, text
                 continue
             line = Line(start, start + len(text) + 1, batch) if start else None
@@ -125,7 +132,7 @@ class LogFile:
                 stop = offset + len(text) + 1
                 if offset:
                     batch = self._batch(text)
-                    if batch is None and stop == end and _has_hole(text):
+                    if batch is None and stop == end and has_hole(text):
                         return
                     yield Line(offset, stop, batch)
                 offset = stop
@@ -329,8 +336,3 @@ class LogFile:
             return self.header().rewrites
         except Corruption:
             return None
-
-
-def _has_hole(text: bytes) -> bool:
-    # JSON has no zero bytes, and a file system fills what it did not write with them.
-    return b"\0" in text

@@ -7,6 +7,7 @@ last whole line; the bytes taken away are kept beside the log.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -38,6 +39,8 @@ from holdfast.stores.files.log_file import LogFile
 from holdfast.stores.files.refs import Grants, Refs
 from holdfast.stores.files.tip import Tip
 from holdfast.stores.port import InboxItem, LeaseInfo, SessionInfo
+
+_log = logging.getLogger(__name__)
 
 _Result = TypeVar("_Result")
 
@@ -153,7 +156,14 @@ class SessionFiles:
             disk = self.place.disk
             stamp = now().replace(":", "").replace(".", "-")
             cut = disk.read(self.log.path, found.end, torn)
-            disk.replace(self.folder / f"torn-{stamp}.bin", cut)
+            kept = self.folder / f"torn-{stamp}.bin"
+            disk.replace(kept, cut)
+            _log.warning(
+                "%d bytes of an unfinished write were taken off the log of session %s; see %s",
+                torn,
+                self.id,
+                kept,
+            )
             disk.truncate(self.log.path, found.end)
             disk.sync(self.log.path)
         return found

@@ -21,7 +21,7 @@ from holdfast.stores.files.lease_file import read_heartbeat
 from holdfast.stores.files.refs import closure, slots_of_line
 from holdfast.stores.files.rewrites import remove_folder
 from holdfast.stores.files.session_files import Place, SessionFiles
-from holdfast.stores.port import GcReport
+from holdfast.stores.port import GC_GRACE_SECONDS, GcReport
 
 OpenSession = Callable[[str], SessionFiles]
 
@@ -81,7 +81,8 @@ def sweep(place: Place, open_session: OpenSession, dry_run: bool, grace: float) 
     with place.sweeping():
         mark(place, open_session, marks)
         report = _remove(place, marks, dry_run, grace)
-    tidy(place, open_session, time.time() - grace)
+    # A write that is under way has a temporary file too, whatever grace was asked for.
+    tidy(place, open_session, time.time() - max(grace, GC_GRACE_SECONDS))
     return report
 
 
