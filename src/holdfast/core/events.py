@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable
 from dataclasses import MISSING, dataclass, fields
-from datetime import UTC, datetime
+from functools import lru_cache
 from types import UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
@@ -77,7 +78,13 @@ class Event:
 
 def now() -> str:
     """Return the present time as records write it."""
-    return datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+    second, nanoseconds = divmod(time.time_ns(), 1_000_000_000)
+    return f"{_second(second)}.{nanoseconds // 1000:06d}Z"
+
+
+@lru_cache(maxsize=2)
+def _second(second: int) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second))
 
 
 def chain_start(session: str) -> str:
@@ -139,28 +146,28 @@ def _check_keys(fact: Fact, name: str, value: Any) -> None:
             _check_keys(fact, name, part)
 
 
-def slots_of(fact: Fact) -> Iterator[Slot]:
-    """Yield the slots of a fact with the bytes they carry."""
-    for name, shape, _ in _plan(type(fact)):
+def slots_of(fact: Fact) -> list[Slot]:
+    """Return the slots of a fact with the bytes they carry."""
+    found: list[Slot] = []
+    for name, shape in _slot_fields(type(fact)):
         value = getattr(fact, name)
         if value is not None:
             if shape == "slot":
-                yield value
-            elif shape == "slots":
-                yield from value.values()
+                found.append(value)
+            else:
+                found.extend(value.values())
+    return found
 
 
 def stamp(previous: str, session: str, seq: int, at: str, fact: Fact) -> Event:
     """Return the event that a fact becomes at its place in the log."""
-    refs = data_of(fact, Slot.ref)
-    body = {"at": at, "data": refs, "seq": seq, "type": fact.TYPE, "v": fact.VERSION}
-    # Without an inline value the stored form is the one that the digest covers.
-    data = data_of(fact) if any(_stands_inline(item) for item in slots_of(fact)) else refs
+    covered = data = data_of(fact, Slot.ref)
+    for item in slots_of(fact):
+        if item.inline or item.erased is not None:
+            data = data_of(fact)  # stored otherwise than the digest covers it
+            break
+    body = {"at": at, "data": covered, "seq": seq, "type": fact.TYPE, "v": fact.VERSION}
     return Event(session, seq, fact.TYPE, fact.VERSION, at, data, _chain(previous, body))
-
-
-def _stands_inline(item: Slot) -> bool:
-    return item.inline or item.erased is not None
 
 
 def fact_from_data(cls: type[Fact], data: Record) -> Fact:
@@ -241,6 +248,17 @@ def _plan(cls: type[Fact]) -> tuple[tuple[str, Any, Any], ...]:
         )
         _PLANS[cls] = plan
     return plan
+
+
+_SLOT_FIELDS: dict[type[Fact], tuple[tuple[str, str], ...]] = {}
+
+
+def _slot_fields(cls: type[Fact]) -> tuple[tuple[str, str], ...]:
+    found = _SLOT_FIELDS.get(cls)
+    if found is None:
+        found = tuple((name, shape) for name, shape, _ in _plan(cls) if shape in ("slot", "slots"))
+        _SLOT_FIELDS[cls] = found
+    return found
 
 
 def _shape(hint: Any) -> Any:

@@ -59,7 +59,10 @@ def _fits(item: Any) -> bool:
         for key, value in item.items():
             if type(key) is not str or not key.isascii():
                 return False
-            if type(value) is not str and not _fits(value):
+            kind = type(value)
+            if kind is str or (kind is int and -MAX_INTEGER <= value <= MAX_INTEGER):
+                continue
+            if not _fits(value):
                 return False
         return True
     if kind is int:
