@@ -1,8 +1,9 @@
 """What a process does that races others for one session; run as a program, it prints what it saw.
 
 racer.py URL append ROUNDS     take the lease whenever it is free, append, give it back
-racer.py URL hold              take the lease, say so, then append on every line of input
+racer.py URL hold              on each line of input: "take" the lease, or "append" with it
 racer.py URL write ROUNDS      put payloads and append them while another process sweeps
+racer.py URL pace ROUNDS       take the lease and append at an even pace
 racer.py URL sweep             sweep until the input ends
 """
 
@@ -72,6 +73,14 @@ async def hold(store):
             say(refused=error.code, owner=error.details.get("owner"), text=str(error))
 
 
+async def pace(store, rounds):
+    """Append at an even pace, so that none of the events waits for another."""
+    driver = Driver(store, await store.acquire("s-1"), await store.load_state("s-1"))
+    for number in range(rounds):
+        await driver.say(f"beat {number}")
+        await asyncio.sleep(0.03)
+
+
 async def write(store, rounds):
     """Put payloads that others may have left as orphans, then append them, now or later."""
     driver = Driver(store, await store.acquire("s-1"), await store.load_state("s-1"))
@@ -103,9 +112,8 @@ async def sweep(store):
 async def main():
     store = await open_racer(sys.argv[1], 15.0 if sys.argv[2] != "hold" else HELD_SECONDS)
     arguments = [int(text) for text in sys.argv[3:]]
-    await {"append": append, "hold": hold, "write": write, "sweep": sweep}[sys.argv[2]](
-        store, *arguments
-    )
+    verbs = {"append": append, "hold": hold, "pace": pace, "write": write, "sweep": sweep}
+    await verbs[sys.argv[2]](store, *arguments)
     await store.close()
 
 

@@ -1,11 +1,13 @@
 """Two real processes at one session: no seq lost or doubled, and the loser learns who holds it."""
 
+import asyncio
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -134,6 +136,21 @@ async def steal(store):
     await expired(store)
     assert time.monotonic() - began < HELD_SECONDS * 10
     return await store.acquire("s-1")
+
+
+async def test_events_of_another_process_are_seen_within_100_ms(place):
+    url, store = place
+    async with store.subscribe("s-1", after=1) as live:
+        other = start(url, "pace", 30)
+        delays, seqs = [], []
+        while len(seqs) < 30:
+            event = await asyncio.wait_for(anext(live), 30)
+            stamped = datetime.fromisoformat(event.at).timestamp()
+            delays.append(time.time() - stamped)  # from before the commit, sync included
+            seqs.append(event.seq)
+        other.communicate(timeout=30)
+    assert seqs == list(range(2, 32))
+    assert sorted(delays)[len(delays) // 3] < 0.1
 
 
 async def test_gc_in_another_process_never_takes_what_is_referred_to(place):
