@@ -106,7 +106,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     except BrokenPipeError:
         # The reader has seen enough (`holdfast events … | head`).
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = 141
+        code = 1
     sys.exit(code)
 
 
@@ -126,8 +126,6 @@ def run(given: list[str]) -> int:
         return _report(error.code, str(error), code, as_json)
     except (KeyboardInterrupt, click.Abort):
         return _report("interrupted", "interrupted", 130, as_json)
-    except BrokenPipeError:
-        raise
     except OSError as error:
         return _report("system_error", str(error), 1, as_json)
     except Exception as error:

@@ -167,13 +167,16 @@ class Progress:
 
 
 @asynccontextmanager
-async def shown(runtime: Runtime, session: str, *, after: int, quiet: bool) -> AsyncIterator[None]:
+async def shown(runtime: Runtime, session: str, *, quiet: bool) -> AsyncIterator[None]:
     """Show the progress of a session while the block runs."""
     if quiet:
         yield
         return
     display: Display = LiveDisplay() if sys.stderr.isatty() else PlainDisplay()
-    progress = Progress(runtime, session, display, seen=after)
+    state = await runtime.state(session)
+    progress = Progress(runtime, session, display, seen=state.seq)
+    if state.turn is not None:
+        progress.tally.steps = state.turn.steps
     following = asyncio.ensure_future(progress.follow())
     try:
         yield

@@ -74,7 +74,7 @@ class Page:
             self._step(step)
         if turn["revivals"]:
             self.aside(f"revived {turn['revivals']} times")
-        if turn["error"] is not None:
+        if turn["error"] not in (None, *(step["error"] for step in turn["steps"])):
             self._body(_problem(turn["error"]))
         if turn["status"] == "final":
             self._title("answer")

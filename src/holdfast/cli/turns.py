@@ -211,11 +211,10 @@ async def _work(
         try:
             async with await open_runtime(call.store, **options) as runtime:
                 session = await begin(runtime)
-                after = (await runtime.state(session)).seq
                 if not quiet:
                     note(f"session {session} ({friendly_name(session)})")
                 try:
-                    async with shown(runtime, session, after=after, quiet=quiet):
+                    async with shown(runtime, session, quiet=quiet):
                         result = await act(runtime, session)
                 except asyncio.CancelledError:
                     interruption.taken()

@@ -1,0 +1,186 @@
+"""Every document of `--json` is exactly what the reference page says."""
+
+from __future__ import annotations
+
+import json
+
+import click
+import pytest
+from conftest import Shell, cell
+from documented import DOCUMENTS, PAGE, check
+
+from holdfast.cli.main import COMMANDS, holdfast
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory):
+    """A session with two turns, one of them failed, and a fork of it."""
+    shell = Shell(tmp_path_factory.mktemp("documents"))
+    model = shell.script(
+        cell("text = 'long ' * 1000\nanswer = lm('what is it?')\nprint(answer)"),
+        cell("FINAL({'answer': answer, 'shape': (1, 2)})"),
+        {"error": "quota"},
+        {"leaf": True, "match": "what", "reply": "a test"},
+    )
+    shell.first = shell.json(
+        "run", "hi", "--model", model, "--session-id", "a", "--label", "for=tests"
+    )
+    shell.second = shell.json("send", "a", "again", code=1)
+    shell.forked = shell.json("fork", "a", "--session-id", "b")
+    return shell
+
+
+def test_results(work):
+    check(work.first, "result")
+    check(work.second, "result")
+    assert work.first["value"] == {"answer": "a test", "shape": {"$tuple": [1, 2]}}
+    assert work.first["steps"] == 2
+    assert work.first["cost_usd"] == "0"
+    assert work.first["head"].startswith("sha256:")
+    assert (work.second["status"], work.second["error"]["code"]) == ("failed", "quota_exceeded")
+
+
+def test_lineage(work):
+    check(work.forked, "fork")
+    assert work.forked["origin"] == {"session": "a", "head": work.first["head"]}
+    heads = work.json("heads", "a")
+    check(heads, "heads")
+    assert [(head["id"], head["current"]) for head in heads["heads"]] == [
+        (work.first["head"], True)
+    ]
+    tree = work.json("tree", "b")
+    check(tree, "tree")
+    assert [(node["id"], node["depth"]) for node in tree["nodes"]] == [("a", 0), ("b", 1)]
+    assert work.run("tree").stdout.splitlines()[1].startswith("└─ b")
+
+
+def test_sessions_and_their_filters(work):
+    document = work.json("sessions")
+    check(document, "sessions")
+    assert [session["id"] for session in document["sessions"]] == ["b", "a"]
+    first_page = work.json("sessions", "--limit", "1")
+    rest = work.json("sessions", "--limit", "1", "--cursor", first_page["cursor"])
+    assert [session["id"] for session in rest["sessions"]] == ["a"]
+    assert rest["cursor"] is None
+    assert work.json("sessions", "--all", "--label", "for=others")["sessions"] == []
+
+
+def test_show_tells_turns_steps_code_output_and_cost(work):
+    document = work.json("show", "a")
+    check(document, "show")
+    first, second = document["turns"]
+    assert [step["cells"][0]["status"] for step in first["steps"]] == ["ok", "final"]
+    assert first["steps"][0]["leaves"] == {"asked": 1, "failed": 0}
+    assert (second["status"], second["error"]["code"]) == ("failed", "quota_exceeded")
+    page = work.run("show", "a").stdout
+    for part in (
+        "turn 1 · final",
+        "answer = lm(",
+        "> a test",
+        "1 leaf calls",
+        "quota",
+        "for=tests",
+    ):
+        assert part in page
+
+
+def test_events_are_lines_and_may_begin_anywhere(work):
+    events = work.lines("events", "a")
+    for event in events:
+        check(event, "event")
+    assert [event["seq"] for event in events] == list(range(1, len(events) + 1))
+    assert work.lines("events", "a", "--from", "5")[0]["seq"] == 5
+
+
+def test_payloads_are_exact_in_a_pipe(work):
+    events = work.lines("events", "a", "--type", "session.started")
+    settings = events[0]["data"]["settings"]["$ref"]
+    document = work.json("payload", "a", settings)
+    check(document, "payload")
+    assert json.loads(document["text"])["settings"]["max_steps"] == 25
+    assert work.run("payload", "a", settings).stdout == document["text"]
+    work.run("payload", "a", settings, "-o", "out.json")
+    assert (work.place / "out.json").read_text() == document["text"]
+    assert work.json("payload", "a", "sha256:" + "0" * 64, code=2)["error"]["code"] == "invalid_ref"
+
+
+def test_vars_come_from_the_checkpoint(work):
+    document = work.json("vars", "a")
+    check(document, "vars")
+    answer, text = document["variables"]
+    assert (answer["name"], answer["preview"]) == ("answer", "'a test'")
+    assert text["name"] == "text"
+    assert text["type"].startswith("str")
+    assert text["size"] >= 5000
+
+
+def test_care_of_the_store(work, tmp_path):
+    proof = work.json("verify")
+    check(proof, "verify")
+    assert proof["ok"]
+    check(work.json("gc", "--dry-run"), "gc")
+    exported = work.json("export", "--all", "-o", str(tmp_path / "all.holdfast"))
+    check(exported, "export")
+    other = Shell(tmp_path)
+    imported = other.json("import", "all.holdfast")
+    check(imported, "import")
+    assert {item["outcome"] for item in imported["sessions"]} == {"created"}
+    again = other.json("import", "all.holdfast")
+    assert {item["outcome"] for item in again["sessions"]} == {"unchanged"}
+    assert other.json("heads", "a")["heads"][0]["id"] == work.first["head"]
+    message = other.lines("events", "a", "--type", "session.started")[0]
+    erased = other.json("erase", "a", message["data"]["settings"]["$ref"], "--rule", "test")
+    check(erased, "erase")
+    assert erased["places"] == 1
+    assert other.json("verify", "a")["sessions"][0]["erased"] == 1
+    assert other.run("delete", "b").returncode == 130  # nobody there to say yes
+    check(other.json("delete", "b", "--yes"), "delete")
+    assert other.json("show", "b", code=1)["error"]["code"] == "session_deleted"
+
+
+def test_setting_up(work):
+    doctor = work.json("doctor")
+    check(doctor, "doctor")
+    assert doctor["store"]["sessions"] == 2
+    (work.place / ".holdfast").mkdir()
+    (work.place / ".holdfast" / "config.toml").write_text("max_steps = 7\nmax_turns = 3\n")
+    done = work.run("config", "--json", environment={"HOLDFAST_MAX_TURNS": "4"})
+    config = json.loads(done.stdout)
+    check(config, "config")
+    for setting in config["settings"].values():
+        check(setting, "setting")
+    assert config["settings"]["max_steps"] == {"value": 7, "origin": "config.toml"}
+    assert config["settings"]["max_turns"] == {"value": 4, "origin": "environment"}
+    assert config["settings"]["kernel"] == {"value": "auto", "origin": "default"}
+
+
+def test_stopping(work):
+    check(work.json("stop", "b"), "result")
+    check(work.json("send", "b", "hi", code=6), "result")
+
+
+def test_errors(work):
+    check(work.json("show", "nobody", code=2), "error")
+    (work.place / "bad.holdfast").write_bytes(b"no export")
+    check(work.json("import", "bad.holdfast", code=1), "error")
+
+
+def test_the_page_describes_only_documents_that_are_used():
+    used = {kind for fields in DOCUMENTS.values() for kind in fields.values()}
+    named = {word for kind in used for word in kind.replace("list of ", "").split(" or ")}
+    top = {"error", "result", "event", "setting", *COMMANDS}
+    assert set(DOCUMENTS) - named - top == set()
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_page_of_the_command_line_lists_every_option(name):
+    page = (PAGE.parent / "cli.md").read_text(encoding="utf-8")
+    made = holdfast.get_command(click.Context(holdfast), name)
+    missing = [
+        option
+        for parameter in made.params
+        if isinstance(parameter, click.Option)
+        for option in parameter.opts
+        if f"{option}`" not in page and f"{option} " not in page
+    ]
+    assert missing == []

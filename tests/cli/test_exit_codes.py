@@ -1,0 +1,127 @@
+"""Every way to end has its exit code, and says on standard error what to do next."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+from conftest import cell
+
+from holdfast.core.facts import CallRequested, CallSuspended, MessageAppended, TurnStarted
+from holdfast.core.payloads import slot
+from holdfast.stores.choose import open_store
+from holdfast.testing.driver import drive
+
+
+def test_a_final_turn_prints_its_value_and_leaves_with_0(shell):
+    done = shell.run("run", "hi", "--model", shell.script(cell("FINAL('forty-two')")))
+    assert (done.returncode, done.stdout) == (0, "forty-two\n")
+
+
+def test_a_failed_turn_leaves_with_1_and_names_the_reason(shell):
+    model = shell.script({"error": "auth"})
+    done = shell.run("run", "hi", "--model", model, "--session-id", "a")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "rejected the credentials" in done.stderr
+    assert "holdfast show a" in done.stderr
+
+
+def test_a_used_up_limit_leaves_with_4(shell):
+    model = shell.script(cell("x = 1"), cell("FINAL(x)"))
+    document = shell.json("run", "hi", "--model", model, "--max-steps", "1", code=4)
+    assert document["status"] == "budget_exceeded"
+    assert document["error"]["message"] == "max_steps: 1 used of 1 allowed"
+
+
+def test_a_model_that_takes_too_long_leaves_with_5(shell):
+    model = shell.script({"reply": cell("FINAL(1)"), "delay_ms": 30_000})
+    document = shell.json("run", "hi", "--model", model, "--call-timeout-seconds", "1", code=5)
+    assert document["status"] == "timed_out"
+
+
+def test_a_session_that_is_stopped_leaves_its_driver_with_6(shell):
+    model = shell.script({"reply": cell("FINAL(1)"), "delay_ms": 30_000})
+    driver = shell.start("run", "hi", "--model", model, "--session-id", "a", "--json")
+    shell.wait_for("a", "step.started")
+    assert shell.json("stop", "a")["status"] == "stop_requested"
+    out, _ = driver.communicate(timeout=30)
+    assert (driver.returncode, json.loads(out)["status"]) == (6, "stopped")
+    assert shell.json("stop", "a")["status"] == "stopped"
+
+
+def test_a_turn_that_waits_for_someone_leaves_with_3(shell):
+    async def prepare():
+        store = await open_store(shell.store)
+        driver = await drive(store, "a")
+        await driver.append(
+            TurnStarted(turn=1),
+            MessageAppended(message=1, role="user", content=slot("hi", "message"), turn=1),
+            CallRequested(
+                call_id="ask-1",
+                name="ask",
+                executor="human",
+                effect="once",
+                arguments=slot({}, "arguments"),
+                turn=1,
+            ),
+            CallSuspended(call_id="ask-1"),
+        )
+        await store.release(driver.lease)
+        await store.close()
+
+    asyncio.run(prepare())
+    document = shell.json("resume", "a", code=3)
+    assert (document["status"], document["calls"]) == ("suspended", ["ask-1"])
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["run"], "Missing argument 'MESSAGE'"),
+        (["no-such-command"], "No such command"),
+        (["show", "nobody"], "there is no store"),
+        (["run", "hi"], "no model is set"),
+        (["run", "hi", "--model", "script:none.jsonl"], "cannot be read"),
+        (["run", "hi", "--model", "nonsense"], "is not a model name"),
+        (["run", "hi", "--input", "novalue"], "not of the form KEY=VALUE"),
+        (["run", "hi", "--input", "text=@no-such-file"], "cannot be read as text"),
+        (["run", "hi", "--max-steps", "many"], "not a valid integer"),
+        (["--store", "http://x", "sessions"], "is no store"),
+    ],
+    ids=lambda part: " ".join(part) if isinstance(part, list) else None,
+)
+def test_a_wrong_call_leaves_with_2(shell, words, expected):
+    done = shell.run(*words)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert expected in done.stderr
+
+
+def test_an_error_is_a_document_with_json(shell):
+    error = shell.json("run", "hi", code=2)["error"]
+    assert error["code"] == "invalid_settings"
+    assert "--model" in error["message"]
+    assert shell.json("run", "--no-such-option", code=2)["error"]["code"] == "usage"
+
+
+def test_a_busy_session_refuses_a_second_driver_or_queues_for_it(shell):
+    model = shell.script(
+        {"reply": cell("FINAL('first')"), "delay_ms": 2500}, cell("FINAL('second')")
+    )
+    driver = shell.start("run", "hi", "--model", model, "--session-id", "a", "--json")
+    shell.wait_for("a", "step.started")
+    refused = shell.json("send", "a", "more", code=1)["error"]
+    assert refused["code"] == "lease_held"
+    assert str(driver.pid) in refused["message"]
+    queued = shell.json("send", "a", "more", "--queue")
+    assert (queued["status"], queued["turn"]) == ("queued", None)
+    out, _ = driver.communicate(timeout=30)
+    assert json.loads(out)["value"] == "first"
+    turns = shell.json("show", "a")["turns"]
+    assert [turn["value"] for turn in turns] == ["first", "second"]
+
+
+def test_nothing_to_resume_is_no_failure(shell):
+    shell.run("run", "hi", "--model", shell.script(cell("FINAL(1)")), "--session-id", "a")
+    document = shell.json("resume", "a")
+    assert (document["status"], document["value"], document["turn"]) == ("idle", None, None)

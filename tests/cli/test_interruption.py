@@ -1,0 +1,73 @@
+"""Ctrl-C and SIGTERM end a process, not its work: the log says so and `resume` goes on."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import shlex
+import signal
+
+import pytest
+from conftest import COMMAND, cell
+
+SLOW = cell("count = 0\nwhile count < 20_000_000:\n    count += 1\nFINAL(count)")
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_is_recorded_and_the_advice_goes_on(shell, number, code):
+    model = shell.script(
+        {"reply": cell("FINAL('whole')"), "delay_ms": 1500}, cell("FINAL('other')")
+    )
+    driver = shell.start("run", "hi", "--model", model, "--session-id", "a")
+    shell.wait_for("a", "step.started")
+    driver.send_signal(number)
+    out, told = driver.communicate(timeout=30)
+    assert (driver.returncode, out) == (code, "")
+    assert shell.lines("events", "a", "--type", "turn.put")[0]["data"]["status"] == "interrupted"
+    advice = re.search(r"Go on with: holdfast (.+)", told)
+    assert advice is not None
+    done = shell.run(*shlex.split(advice.group(1)))
+    assert (done.returncode, done.stdout) == (0, "whole\n")
+    assert shell.json("verify")["ok"]
+
+
+def test_an_interrupted_run_is_a_document_with_json(shell):
+    model = shell.script({"reply": cell("FINAL(1)"), "delay_ms": 30_000})
+    driver = shell.start("run", "hi", "--model", model, "--session-id", "a", "--json")
+    shell.wait_for("a", "step.started")
+    driver.send_signal(signal.SIGTERM)
+    out, _ = driver.communicate(timeout=30)
+    assert driver.returncode == 143
+    assert '"status": "interrupted"' in out
+    assert shell.json("sessions", "--status", "interrupted")["sessions"][0]["id"] == "a"
+
+
+def test_ctrl_c_at_a_terminal_breaks_off_a_running_cell_without_harming_it(shell):
+    model = shell.script(SLOW)
+    process, terminal = pty.fork()
+    if process == 0:
+        os.chdir(shell.place)
+        words = ["run", "hi", "--model", model, "--session-id", "a"]
+        os.execve(COMMAND[0], [*COMMAND, *words], shell.environment)
+    shell.wait_for("a", "step.put")
+    os.write(terminal, b"\x03")
+    shown = _read_to_end(terminal)
+    _, status = os.waitpid(process, 0)
+    assert os.waitstatus_to_exitcode(status) == 130
+    assert b"resume a" in shown
+    kinds = [event["type"] for event in shell.lines("events", "a")]
+    assert "eval.added" not in kinds  # the cell itself never saw the signal
+    assert shell.json("resume", "a")["value"] == 20_000_000
+
+
+def _read_to_end(terminal):
+    shown = b""
+    while True:
+        try:
+            part = os.read(terminal, 65536)
+        except OSError:
+            return shown
+        if not part:
+            return shown
+        shown += part

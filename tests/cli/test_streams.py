@@ -1,0 +1,94 @@
+"""What goes to which stream, and how inputs come in."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+from conftest import cell
+
+
+def test_only_the_result_is_on_standard_output(shell):
+    done = shell.run("run", "hi", "--model", shell.script(cell("print('noise')\nFINAL('x')")))
+    assert done.stdout == "x\n"
+    assert done.stderr.splitlines()[0].startswith("session s-")
+    assert "turn 1: final" in done.stderr
+
+
+def test_quiet_leaves_standard_error_empty(shell):
+    done = shell.run("run", "hi", "--model", shell.script(cell("FINAL(1)")), "--quiet")
+    assert (done.stdout, done.stderr) == ("1\n", "")
+
+
+def test_a_message_comes_from_standard_input(shell):
+    model = shell.script(cell("FINAL(1)"))
+    shell.run("run", "-", "--model", model, "--session-id", "a", input="from a pipe")
+    assert shell.json("show", "a")["turns"][0]["message"] == "from a pipe"
+
+
+def test_inputs_are_texts_and_files(shell):
+    (shell.place / "file.txt").write_text("from a file\n", encoding="utf-8")
+    model = shell.script(cell("FINAL([a, b, c])"))
+    words = ["--input", "a=x=y", "--input", "b=@file.txt", "--input", "c=@@home"]
+    document = shell.json("run", "hi", "--model", model, *words)
+    assert document["value"] == ["x=y", "from a file\n", "@home"]
+
+
+def test_values_that_json_cannot_say_are_tagged(shell):
+    model = shell.script(cell("FINAL({'t': (1, 2), 'b': b'hi', 'n': float('nan'), 3: 'k'})"))
+    value = shell.json("run", "hi", "--model", model)["value"]
+    assert value == {
+        "$dict": [
+            ["t", {"$tuple": [1, 2]}],
+            ["b", {"$bytes": "aGk="}],
+            ["n", {"$float": "nan"}],
+            [3, "k"],
+        ]
+    }
+
+
+def test_a_reader_that_goes_away_is_no_failure_to_shout_about(shell):
+    model = shell.script(*[cell(f"x = {n}") for n in range(20)], cell("FINAL(1)"))
+    shell.run("run", "hi", "--model", model, "--session-id", "a")
+    reader = shell.start("events", "a", "--json")
+    first = reader.stdout.readline()
+    reader.stdout.close()
+    told = reader.stderr.read()
+    assert json.loads(first)["seq"] == 1
+    assert reader.wait(timeout=30) in (0, 1)
+    assert told == ""
+
+
+def test_following_shows_events_as_they_come(shell):
+    model = shell.script(cell("FINAL(1)"), cell("FINAL(2)"))
+    shell.run("run", "hi", "--model", model, "--session-id", "a")
+    last = shell.json("sessions")["sessions"][0]["seq"]
+    follower = shell.start("events", "a", "--from", str(last), "--follow", "--json")
+    assert json.loads(follower.stdout.readline())["seq"] == last
+    shell.run("send", "a", "more")
+    assert json.loads(follower.stdout.readline())["type"] == "turn.started"
+    follower.terminate()
+    follower.communicate(timeout=30)
+
+
+def test_help_loads_nothing_heavy_and_pipes_never_load_rich(shell):
+    shell.run("run", "hi", "--model", shell.script(cell("FINAL(1)")))
+    program = (
+        "import sys\nfrom holdfast.cli.main import run\nassert run(sys.argv[1:]) == 0\n"
+        "heavy = ('asyncio', 'rich', 'apsw', 'msgspec', 'pydantic_ai', 'holdfast.runtime.runtime')"
+        "\nprint([name for name in heavy if name in sys.modules], file=sys.stderr)"
+    )
+
+    def loaded(*words):
+        done = subprocess.run(
+            [sys.executable, "-c", program, *words],
+            env=shell.environment,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        return done.stderr.strip()
+
+    assert loaded("--help") == "[]"
+    assert loaded("sessions") == "['asyncio', 'apsw', 'msgspec']"
