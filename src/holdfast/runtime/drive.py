@@ -404,13 +404,6 @@ class Drive:
                 raise DrivingTimeUsedUp from None
             raise
 
-    async def interrupted(self) -> None:
-        """Record that driving was broken off on purpose; the turn stays open."""
-        if self.state.turn is not None:
-            text = "driving was broken off; resume goes on from here"
-            end = self._end("interrupted", error=_error("interrupted", text))
-            await self.journal.append(lambda _: [end])
-
 
 def _error(code: str, message: str) -> Slot:
     return slot({"code": code, "message": message}, "error")

@@ -33,6 +33,7 @@ from holdfast.runtime.drive import Drive
 from holdfast.runtime.evaluation import checkpoint_slots
 from holdfast.runtime.journal import Journal, hydrate
 from holdfast.runtime.results import BudgetExceeded, Failed, Stopped, Suspended, TurnResult
+from holdfast.runtime.shelter import ended
 from holdfast.runtime.transcript import Transcript, load_transcript, message_slots
 from holdfast.stores.port import InboxItem, Lease, SessionStore
 
@@ -91,7 +92,6 @@ class Driver:
     ) -> None:
         self.lease = lease
         self.journal = Journal(store, lease, state)
-        self.has_queued = False
         self.warm = warm
         self._store = store
         self._agent = agent
@@ -178,19 +178,37 @@ class Driver:
         )
         return result
 
-    async def close(self, *, failed: bool) -> None:
+    async def close(self, *, failed: bool, interrupted: bool = False) -> None:
         """Give the lease back; what was built stays warm unless it may not match the log."""
-        if self.warm is not None:
-            if failed or (self._active is not None and self._active.stale):
-                await self.warm.kernel.close()
-                self.warm = None
-            else:
-                self.warm.digest = self.state.digest
-        if failed:
+        try:
+            if interrupted:
+                await self._record_interruption()
+            if self.warm is not None:
+                if failed or (self._active is not None and self._active.stale):
+                    await self.warm.kernel.close()
+                    self.warm = None
+                else:
+                    self.warm.digest = self.state.digest
+        finally:
             await self._store.release(self.lease)
+
+    async def _record_interruption(self) -> None:
+        """Record that driving was broken off on purpose; the turn stays open."""
+        turn = self.state.turn
+        if turn is None:
             return
-        self.has_queued = self.state.status == "idle" and await self._queued() is not None
-        await self._store.release(self.lease)
+        usage, cost_usd = self.state.turn_spend()
+        text = "driving was broken off; resume goes on from here"
+        end = facts.TurnPut(
+            turn=turn.turn,
+            status="interrupted",
+            steps=turn.steps,
+            error=slot({"code": "interrupted", "message": text}, "error"),
+            usage=usage,
+            cost_usd=cost_usd,
+            elapsed_ms=turn.driven_ms,
+        )
+        await self.journal.append(lambda _: [end])
 
     async def _ended(self) -> TurnResult | None:
         """Return the result of a session that is over, or that someone asked to stop."""
@@ -295,18 +313,14 @@ class Driver:
         try:
             await asyncio.wait({work, stop}, return_when=asyncio.FIRST_COMPLETED)
             if not work.done() and stop.exception() is None:
-                await _cancel(work)
+                await ended(work)
                 stopped = await self.settle_stop()
                 if stopped is not None:
                     return stopped
             return await work
-        except asyncio.CancelledError:
-            await _cancel(work)
-            if not work.done() or work.cancelled():
-                await drive.interrupted()
-            raise
         finally:
-            await _cancel(stop)
+            await ended(work)
+            await ended(stop)
 
     async def _until_stop(self) -> None:
         """Return once the inbox holds a stop request."""
@@ -409,11 +423,3 @@ def _admission(work: Work) -> list[Fact]:
 
 def _keys(work: Work) -> list[str]:
     return [] if work.admitted is None else [work.admitted.key]
-
-
-async def _cancel(task: asyncio.Future[Any]) -> None:
-    """Cancel a task and wait until it is over, whatever it raises."""
-    task.cancel()
-    await asyncio.wait({task})
-    if not task.cancelled():
-        task.exception()

@@ -16,6 +16,7 @@ from holdfast.core.facts import Fact
 from holdfast.core.heads import EdgeDraft, HeadDraft
 from holdfast.core.payloads import Slot, digest_form
 from holdfast.core.state import State
+from holdfast.runtime.shelter import carried_through
 from holdfast.stores.port import Appended, Lease, SessionStore
 
 Build = Callable[[State], Sequence[Fact]]
@@ -49,20 +50,7 @@ class Journal:
         A cancelled caller leaves only once the batch is settled and folded, so that the state
         here always equals what a reopen would show.
         """
-        work = asyncio.ensure_future(self._append(build, head, edges, consumes, payloads))
-        cancelled = False
-        while not work.done():
-            try:
-                await asyncio.shield(work)
-            except asyncio.CancelledError:
-                cancelled = True
-            except Exception:
-                break
-        if cancelled:
-            if not work.cancelled():
-                work.exception()
-            raise asyncio.CancelledError
-        return work.result()
+        return await carried_through(self._append(build, head, edges, consumes, payloads))
 
     async def _append(
         self,

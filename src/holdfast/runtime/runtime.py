@@ -19,7 +19,13 @@ from typing import Any
 
 from holdfast.core import values
 from holdfast.core.capability import Capability
-from holdfast.core.errors import AgentMissing, InvalidSettings, LeaseHeld, SessionBusy
+from holdfast.core.errors import (
+    AgentMissing,
+    InvalidSettings,
+    LeaseHeld,
+    SessionBusy,
+    StoreFailed,
+)
 from holdfast.core.facts import SessionStarted
 from holdfast.core.ids import check_id, new_session_id
 from holdfast.core.messages import Message, user
@@ -36,6 +42,7 @@ from holdfast.runtime.inputs import input_slots
 from holdfast.runtime.reads import Reads
 from holdfast.runtime.results import Queued, Stopped, TurnResult
 from holdfast.runtime.settings import Resolved, resolve
+from holdfast.runtime.shelter import carried_through
 from holdfast.stores.choose import find_folder, open_store
 from holdfast.stores.port import (
     InboxDraft,
@@ -82,6 +89,16 @@ class Session:
         return await self.runtime.state(self.id)
 
 
+class _Claim:
+    """One drive of a session in this process: the task it runs in, and its end."""
+
+    def __init__(self) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self.task: asyncio.Task[Any] = task
+        self.over = asyncio.Event()
+
+
 class Runtime(Reads):
     """Drives sessions whose agents it has, and reads every session of its store."""
 
@@ -103,7 +120,7 @@ class Runtime(Reads):
         self._kernels = kernels or Kernels()
         self._leaf_gate = asyncio.Semaphore(resolved.settings.leaf_concurrency)
         self._owns_store = owns_store
-        self._drivers: dict[str, Driver] = {}
+        self._claims: dict[str, _Claim] = {}
         self._warm: OrderedDict[str, Warm] = OrderedDict()
         self._background: set[asyncio.Task[Any]] = set()
 
@@ -179,20 +196,18 @@ class Runtime(Reads):
         content = message if isinstance(message, Message) else user(message)
         work = Work(content, dict(inputs or {}))
         try:
-            driver = await self._driver(session_id, takeover=takeover)
+            async with self._driving(session_id, takeover=takeover) as driver:
+                return await driver.send(work)
         except (SessionBusy, LeaseHeld):
             if when_busy == "error":
                 raise
-            return await self._queue(session_id, work, key)
-        async with self._driving(driver):
-            return await driver.send(work)
+        return await self._queue(session_id, work, key)
 
     async def resume(
         self, session: str | Session, *, force: bool = False, takeover: bool = False
     ) -> TurnResult | None:
         """Go on with an interrupted turn and with queued messages; None if nothing was open."""
-        driver = await self._driver(_id(session), takeover=takeover)
-        async with self._driving(driver):
+        async with self._driving(_id(session), takeover=takeover) as driver:
             return await driver.resume(force=force)
 
     async def stop(self, session: str | Session) -> TurnResult | None:
@@ -203,11 +218,10 @@ class Runtime(Reads):
             return Stopped(session=session_id, head=state.head)
         await self.store.put_inbox(session_id, InboxDraft(key="stop", kind="stop"))
         try:
-            driver = await self._driver(session_id, drive=False)
+            async with self._driving(session_id, needs_agent=False) as driver:
+                return await driver.settle_stop()
         except (SessionBusy, LeaseHeld):
             return None
-        async with self._driving(driver):
-            return await driver.settle_stop()
 
     async def fork(
         self, session: str | Session, head: str | None = None, *, session_id: str | None = None
@@ -258,8 +272,12 @@ class Runtime(Reads):
 
     async def close(self) -> None:
         """Break off what is driven here, recording it, and let go of everything."""
-        for task in list(self._background):
+        mine = asyncio.current_task()
+        claims = [claim for claim in self._claims.values() if claim.task is not mine]
+        for task in {*self._background, *(claim.task for claim in claims)}:
             task.cancel()
+        for claim in claims:
+            await claim.over.wait()
         await self.settled()
         await self._kernels.close()
         for model in self._models.values():
@@ -270,68 +288,95 @@ class Runtime(Reads):
     async def _recover_one(self, session_id: str) -> None:
         try:
             await self.resume(session_id)
-        except asyncio.CancelledError:
-            raise
+        except (SessionBusy, LeaseHeld):
+            logger.debug("session %s is driven by someone else", session_id)
         except Exception:
             logger.warning("session %s was not recovered", session_id, exc_info=True)
 
-    async def _queue(self, session_id: str, work: Work, key: str | None) -> Queued:
+    async def _queue(self, session_id: str, work: Work, key: str | None) -> TurnResult:
         input_slots(work.inputs)
         name = key or f"message-{secrets.token_hex(8)}"
         draft = InboxDraft(key=name, kind="message", content=slot(work.to_value(), "input"))
         await self.store.put_inbox(session_id, draft)
-        return Queued(session=session_id, key=name)
+        queued = Queued(session=session_id, key=name)
+        try:
+            # Its driver may have let go before the message was there; then it is worked here.
+            async with self._driving(session_id) as driver:
+                result = await driver.resume(force=False)
+                return queued if result is None or driver.state.turn is not None else result
+        except (SessionBusy, LeaseHeld):
+            return queued
 
-    async def _driver(
-        self, session_id: str, *, takeover: bool = False, drive: bool = True
-    ) -> Driver:
-        """Take a session's lease and what is needed to drive it."""
-        check_id(session_id)
-        if session_id in self._drivers:
+    @asynccontextmanager
+    async def _driving(
+        self, session_id: str, *, takeover: bool = False, needs_agent: bool = True
+    ) -> AsyncIterator[Driver]:
+        """Hold a session's lease while it is driven, and take up what queued meanwhile."""
+        if check_id(session_id) in self._claims:
             raise SessionBusy(
                 f"session {session_id!r} has a turn in flight here; wait for it, or send with "
                 "when_busy='queue'"
             )
+        claim = self._claims[session_id] = _Claim()
+        driver: Driver | None = None
+        failed, interrupted = True, False
+        try:
+            driver = await self._driver(session_id, takeover, needs_agent)
+            yield driver
+            failed = False
+        except asyncio.CancelledError:
+            interrupted = True
+            raise
+        finally:
+            try:
+                if driver is not None:
+                    await carried_through(driver.close(failed=failed, interrupted=interrupted))
+            finally:
+                del self._claims[session_id]
+                claim.over.set()
+                if driver is not None and driver.warm is not None:
+                    self._warm[session_id] = driver.warm
+            while len(self._warm) > WARM_SESSIONS:
+                await self._warm.popitem(last=False)[1].kernel.close()
+        # Looked for after the lease is free: who queued while it was held is seen here, and who
+        # comes later can take the lease.
+        if driver.state.status == "idle" and await self._has_queued(session_id):
+            self._spawn(self._recover_one(session_id))
+
+    async def _driver(self, session_id: str, takeover: bool, needs_agent: bool) -> Driver:
+        """Take a session's lease and what is needed to drive it."""
         state = await self.store.load_state(session_id)
-        if drive and state.agent not in self.agents:
+        if needs_agent and state.agent not in self.agents:
             raise AgentMissing(
                 f"session {session_id!r} is driven by agent {state.agent!r}, which is not "
                 f"registered here; open the runtime with it (here: {', '.join(self.agents)})"
             )
         lease = await self.store.acquire(session_id, takeover=takeover)
-        driver = Driver(
+        try:
+            # Read again: the log may have moved before the lease was ours.
+            state = await self.store.load_state(session_id)
+        except BaseException:
+            await carried_through(self.store.release(lease))
+            raise
+        return Driver(
             store=self.store,
             lease=lease,
-            # Read again: the log may have moved before the lease was ours.
-            state=await self.store.load_state(session_id),
+            state=state,
             agent=self.agents.get(state.agent),
             model=self._model,
             kernels=self._kernels,
             leaf_gate=self._leaf_gate,
             warm=self._warm.pop(session_id, None),
         )
-        self._drivers[session_id] = driver
-        return driver
 
-    @asynccontextmanager
-    async def _driving(self, driver: Driver) -> AsyncIterator[None]:
-        """Drive, then give the lease back and take up what queued meanwhile."""
-        failed = True
-        session_id = driver.lease.session
+    async def _has_queued(self, session_id: str) -> bool:
         try:
-            yield
-            failed = False
-        finally:
-            try:
-                await asyncio.shield(driver.close(failed=failed))
-            finally:
-                self._drivers.pop(session_id, None)
-                if driver.warm is not None:
-                    self._warm[session_id] = driver.warm
-            while len(self._warm) > WARM_SESSIONS:
-                await self._warm.popitem(last=False)[1].kernel.close()
-        if driver.has_queued:
-            self._spawn(self._recover_one(session_id))
+            items = await self.store.list_inbox(session_id)
+        except StoreFailed:
+            # The turn that was just worked must not be lost for this: the inbox is durable.
+            logger.warning("the inbox of session %s was not read", session_id, exc_info=True)
+            return False
+        return any(item.kind == "message" for item in items)
 
     def _spawn(self, work: Any) -> None:
         task = asyncio.ensure_future(work)

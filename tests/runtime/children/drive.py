@@ -57,9 +57,10 @@ async def main(url: str, folder: Path, how: str, *more: str) -> None:
             waiting += 1
             if waiting < 2:
                 await asyncio.Event().wait()
-            while (await store.load_state(workload.SESSION)).counters.get("leaf", 0) < 2:
-                await asyncio.sleep(0.001)
-            workload.die()
+            async with store.subscribe(workload.SESSION) as items:
+                async for _ in items:
+                    if (await store.load_state(workload.SESSION)).counters.get("leaf", 0) >= 2:
+                        workload.die()
         if request.purpose == "step" and request.ordinal == int(more[1]):
             workload.die()
 
