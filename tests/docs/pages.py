@@ -19,7 +19,7 @@ PAGES = tuple(
     )
 )
 
-_FENCE = re.compile(r"^```(.*)$")
+FENCE = "```"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,17 +35,18 @@ class Block:
 def blocks(page: Path) -> list[Block]:
     """Return the fenced blocks of a page in order."""
     found: list[Block] = []
-    info, lines, start = None, list[str](), 0
+    info: list[str] | None = None
+    lines, start = list[str](), 0
     for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), start=1):
-        fence = _FENCE.match(line)
-        if fence is None:
-            lines.append(line)
-        elif info is None:
-            info, lines, start = fence[1].split(), [], number
-        else:
+        if info is None:
+            if line.startswith(FENCE):
+                info, lines, start = line.removeprefix(FENCE).split(), [], number
+        elif line.rstrip() == FENCE:
             language, *names = info or [""]
             found.append(Block(language, names[0] if names else "", "\n".join(lines), start))
             info = None
+        else:
+            lines.append(line)
     assert info is None, f"{page.name}: the block of line {start} is never closed"
     return found
 

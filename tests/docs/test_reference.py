@@ -158,3 +158,11 @@ def test_the_schema_of_the_format_page_is_the_one_that_is_applied():
     )
     shown = [block for block in blocks(ROOT / "docs" / "FORMAT.md") if block.language == "sql"]
     assert [block.text.strip() for block in shown] == [schema.strip()]
+
+
+def test_the_architecture_page_lists_every_module_and_no_other():
+    page = (ROOT / "docs" / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    listed = re.findall(r"^\| `([\w/]+\.py)` \|", page, re.MULTILINE)
+    package = ROOT / "src" / "holdfast"
+    there = {str(path.relative_to(package)) for path in package.rglob("*.py")}
+    assert sorted(listed) == sorted(name for name in there if "/__" not in f"/{name}")
