@@ -108,7 +108,9 @@ class States:
             state = apply(state, event)
         if state.seq != row.seq or state.digest != row.digest.hex():
             raise _gap(row, state.seq + 1)
-        self.remember(state)
+        known = self._known.get(row.id)
+        if known is None or known.seq <= state.seq:
+            self.remember(state)  # a reader may be behind the writer; the newer state stays
         return state
 
 

@@ -18,7 +18,13 @@ import apsw
 
 from holdfast.blobs.directory import DirectoryBlobStore
 from holdfast.blobs.disk import Disk
-from holdfast.core.errors import InvalidInput, NothingWritten, SessionNotFound, StoreFailed
+from holdfast.core.errors import (
+    Corruption,
+    InvalidInput,
+    NothingWritten,
+    SessionNotFound,
+    StoreFailed,
+)
 from holdfast.core.events import Event, slots_of
 from holdfast.core.facts import Fact, SessionStarted
 from holdfast.core.heads import EdgeDraft, HeadDraft
@@ -98,6 +104,8 @@ class SqliteSessionStore:
             connection = database.connect()
             try:
                 database.prepare(connection)
+                with database.failures(NothingWritten, "create the store"):
+                    place.sync_directory(path)
                 store._readers.start_polling()
             except BaseException:
                 database.close(connection)
@@ -198,7 +206,11 @@ class SqliteSessionStore:
             data = payloads.data_of(cursor, self._blobs, row, payload_id, found)
             return check_bytes(Slot(payload_id, "bytes", "chunk", found.size), data)
 
-        return await self._readers.run(read, session=session_id)
+        try:
+            return await self._readers.run(read, session=session_id)
+        except Corruption:
+            # An erasure may have come between row and file; a second look tells.
+            return await self._readers.run(read, session=session_id)
 
     async def load_state(self, session_id: str) -> State:
         """Return the state at the tip."""
@@ -270,9 +282,10 @@ class SqliteSessionStore:
         """Ask something of a session, without its lease."""
         self._check(session_id)
         rows.check_draft(draft)
-        if draft.content is not None and draft.content.data is not None:
-            check_bytes(draft.content, draft.content.data)
-        large = _large([] if draft.content is None else [draft.content])
+        content = draft.content
+        large = _large([] if content is None else [content])
+        if content is not None and content.data is not None and not large:
+            check_bytes(content, content.data)
         tenant = await self._tenant(session_id) if large else ""
         work = partial(self._log.put_inbox, session_id, draft)
 
@@ -457,6 +470,7 @@ class SqliteSessionStore:
             return Job(work, session_id, imported)
 
         outcome, _ = await self._with_blobs(large, tenant, job)
+        await self._sweep([(tenant, item.id) for item in large])  # what was erased here stays so
         return outcome
 
     async def close(self) -> None:
