@@ -1,6 +1,6 @@
 """Run every bench that is here, print its table and keep its figures.
 
-python -m bench [stores] [kernels] [sessions]
+python -m bench [stores] [kernels] [sessions] [cli]
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import sys
 
 from bench.table import print_result, write_result
 
-BENCHES = ("stores", "kernels", "sessions")
+BENCHES = ("stores", "kernels", "sessions", "cli")
 
 
 def main(names: list[str]) -> int:

@@ -7,15 +7,17 @@ Fields are always there, null where there is nothing to say. Values stand in the
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from holdfast.core import values
 from holdfast.core.events import Event, event_to_line
 from holdfast.core.ids import friendly_name
 from holdfast.core.payloads import Slot
-from holdfast.runtime.reads import Reads
-from holdfast.runtime.results import TurnResult
 from holdfast.stores.port import SessionInfo
+
+if TYPE_CHECKING:  # a listing needs neither, and starts the quicker for it
+    from holdfast.runtime.reads import Reads
+    from holdfast.runtime.results import TurnResult
 
 Document = dict[str, Any]
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from holdfast.cli.options import Call
-from holdfast.runtime.reads import Reads
 from holdfast.stores.choose import open_store
 from holdfast.stores.port import SessionStore
+
+if TYPE_CHECKING:
+    from holdfast.runtime.reads import Reads
 
 _T = TypeVar("_T")
 
@@ -37,4 +39,6 @@ def with_store(call: Call, work: Callable[[SessionStore], Awaitable[_T]]) -> _T:
 
 def with_reads(call: Call, work: Callable[[SessionStore, Reads], Awaitable[_T]]) -> _T:
     """Do something with the store of a call and the history in it."""
+    from holdfast.runtime.reads import Reads
+
     return with_store(call, lambda store: work(store, Reads(store)))

@@ -14,7 +14,6 @@ from holdfast.cli.terminal import table
 from holdfast.core.errors import InvalidInput
 from holdfast.core.ids import friendly_name
 from holdfast.core.status import STATUSES
-from holdfast.runtime.results import TurnResult
 from holdfast.stores.port import SessionFilter, SessionInfo, SessionStore
 
 DEFAULT_ROWS = 50
@@ -76,6 +75,7 @@ def pair(text: str, option: str) -> tuple[str, str]:
 @session_argument
 def stop_command(call: Call, session: str) -> None:
     """Ask SESSION to end: at once, or as soon as its driver sees it."""
+    from holdfast.runtime.results import TurnResult
     from holdfast.runtime.runtime import Runtime
     from holdfast.runtime.settings import resolve
 

@@ -12,7 +12,6 @@ import os
 from pathlib import Path
 
 from holdfast.core.errors import InvalidInput, StoreNotFound
-from holdfast.stores.memory import MemorySessionStore
 from holdfast.stores.port import SessionStore
 
 STORE_FOLDER = ".holdfast"
@@ -50,7 +49,10 @@ async def open_store(
     """Open the chosen store; a place without one is made one unless `create` is false."""
     url, _ = store_url(explicit, start)
     kind, _, place = url.partition(":")
+    # Only the store that is used is loaded: a listing should not wait for the others.
     if kind == "memory":
+        from holdfast.stores.memory import MemorySessionStore
+
         return MemorySessionStore()
     path = Path(place)
     if not create and not await asyncio.to_thread(path.exists):
