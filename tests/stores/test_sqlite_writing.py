@@ -12,10 +12,12 @@ import pytest
 from holdfast.blobs.disk import Disk
 from holdfast.core import facts
 from holdfast.core.errors import (
+    Corruption,
     HandleForked,
     InvalidRef,
     NothingWritten,
     OutcomeUnknown,
+    PayloadNotFound,
     PositionConflict,
 )
 from holdfast.core.payloads import slot
@@ -333,6 +335,74 @@ async def test_gc_never_takes_a_file_whose_row_came_back(store):
     store._sweep = sweep
     assert await store.get_payload("talk", LARGE.id) == LARGE.data
     assert (await verify(store, "talk")).ok
+
+
+class ErasingDisk(Disk):
+    """A disk on which another process erases a value just before its file is read."""
+
+    def __init__(self, place):
+        self.place = place
+
+    def read(self, path, offset=0, length=None):
+        if path.exists():
+            other = apsw.Connection(str(self.place / "events.db"))
+            other.execute("DELETE FROM refs; DELETE FROM payloads")
+            mark = (bytes.fromhex(LARGE.id[7:]),)
+            other.execute("INSERT INTO erasures SELECT key, ?, 'then', 'rule' FROM sessions", mark)
+            other.close()
+            path.unlink()
+        return super().read(path, offset, length)
+
+
+async def test_a_value_erased_while_it_is_read_is_erased_and_not_missing(tmp_path):
+    store = await SqliteSessionStore.open(tmp_path, disk=ErasingDisk(tmp_path))
+    lease, state = await start(store)
+    await store.append(lease, state.seq, [message(1, LARGE)])
+    with pytest.raises(PayloadNotFound) as found:
+        await store.get_payload("talk", LARGE.id)
+    assert found.value.details["rule"] == "rule"
+    await store.close()
+
+
+async def test_importing_an_older_copy_does_not_bring_an_erased_blob_back(store):
+    lease, state = await start(store)
+    await store.append(lease, state.seq, [message(1, LARGE)])
+    events = await store.read_events("talk")
+    await store.erase("talk", LARGE.id, "rule")
+    done = await store.import_log("talk", events, {LARGE.id: LARGE.data})
+    assert done.outcome == "unchanged"
+    assert not list(store._path.glob("blobs/*/*/*"))
+    with pytest.raises(PayloadNotFound):
+        await store.get_payload("talk", LARGE.id)
+
+
+@pytest.mark.parametrize("item", [LARGE, slot("small " * 200, "message")], ids=["blob", "row"])
+async def test_importing_a_good_copy_heals_a_damaged_payload(store, item):
+    lease, state = await start(store)
+    await store.append(lease, state.seq, [message(1, item)])
+    events = await store.read_events("talk")
+    other = apsw.Connection(str(store._path / "events.db"))
+    other.execute("UPDATE payloads SET data = zeroblob(size) WHERE data IS NOT NULL")
+    other.close()
+    for path in store._path.glob("blobs/*/*/*"):
+        path.write_bytes(b"damaged")
+    with pytest.raises(Corruption):
+        await store.get_payload("talk", item.id)
+    await store.import_log("talk", events, {item.id: item.data})
+    assert await store.get_payload("talk", item.id) == item.data
+
+
+async def test_an_erasure_beside_a_long_reader_succeeds_and_says_what_is_left(store, caplog):
+    lease, state = await start(store)
+    secret = slot("an inline secret", "message")
+    await store.append(lease, state.seq, [message(1, secret)])
+    reader = apsw.Connection(str(store._path / "events.db"))
+    reader.execute("BEGIN; SELECT count(*) FROM events").fetchall()
+    assert await store.erase("talk", secret.id, "rule") == 1
+    assert "not emptied yet" in caplog.text
+    reader.close()
+    await store.close()
+    assert not any(b"an inline secret" in p.read_bytes() for p in store._path.glob("events.db*"))
 
 
 async def test_gc_forgets_owners_that_are_dead_and_hold_nothing(store):

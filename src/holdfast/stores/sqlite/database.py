@@ -32,6 +32,7 @@ logger = logging.getLogger("holdfast.stores")
 
 OLDEST_SQLITE = 3_051_003
 BUSY_SECONDS = 30.0
+TRUNCATE_SECONDS = 2.0
 CHECKPOINT_PAGES = 4096
 APPLICATION_ID = 0x486F6C64  # "Hold"
 
@@ -103,6 +104,17 @@ class Database:
                         f"migration {number} of {str(self.path)!r} was applied with other content "
                         "than this release has; restore the store from an export"
                     )
+
+    def truncate_log(self, connection: apsw.Connection) -> None:
+        """Empty the write-ahead log, so that no erased byte is left in it."""
+        connection.set_busy_handler(_BusyHandler(TRUNCATE_SECONDS))
+        try:
+            connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
+        except apsw.Error:
+            # Another process reads; the log is emptied when the last one closes the store.
+            logger.warning("the write-ahead log of %r was not emptied yet", str(self.path))
+        finally:
+            connection.set_busy_handler(_BusyHandler())
 
     def _enter_wal(self, connection: apsw.Connection) -> None:
         deadline = time.monotonic() + BUSY_SECONDS
@@ -183,12 +195,13 @@ class Database:
 class _BusyHandler:
     """Waits for another process's short transactions, from one to ten milliseconds at a time."""
 
-    def __init__(self) -> None:
+    def __init__(self, seconds: float = BUSY_SECONDS) -> None:
+        self._seconds = seconds
         self._deadline = 0.0
 
     def __call__(self, attempt: int) -> bool:
         if attempt == 0:
-            self._deadline = time.monotonic() + BUSY_SECONDS
+            self._deadline = time.monotonic() + self._seconds
         if time.monotonic() > self._deadline:
             return False
         time.sleep(min(0.001 * (attempt + 1), 0.01))

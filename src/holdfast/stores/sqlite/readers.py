@@ -30,9 +30,10 @@ class Readers:
         self._pool = ThreadPoolExecutor(READERS, thread_name_prefix="holdfast-reader")
         self._local = threading.local()
         self._open: list[apsw.Connection] = []
-        self._seen: Any = None
         self._polling = threading.Lock()
         self._closed = False
+        # Moves are reported from here on.
+        self._seen = self._pool.submit(self._read, _latest, (), None).result()
 
     async def run(self, work: Callable[..., T], *args: Any, session: str | None = None) -> T:
         """Run a read in a thread; `work` gets a cursor, then the arguments."""
@@ -63,10 +64,6 @@ class Readers:
             for connection in self._open:
                 self._database.close(connection)
             self._open.clear()
-
-    def start_polling(self) -> None:
-        """Take the present as the point after which moves are reported."""
-        self._seen = self._read(_latest, (), None)
 
     def moved(self, watched: frozenset[str] | None) -> Iterable[tuple[str, int]]:
         """Return the sessions that moved since the last look, with their positions."""

@@ -1,7 +1,8 @@
 """The SQLite session store: the default, for any number of processes on one machine.
 
-This file is the async face. What happens inside a write transaction is in `log`, who waits for
-whom in `writer` and `readers`, what SQL is run in `queries.sql`.
+This file is the async face of what changes the store, `reading` that of what shows it. What happens
+inside a write transaction is in `log`, who waits for whom in `writer` and `readers`, what SQL is
+run in `queries.sql`.
 """
 
 from __future__ import annotations
@@ -12,17 +13,16 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import apsw
 
 from holdfast.blobs.directory import DirectoryBlobStore
 from holdfast.blobs.disk import Disk
+from holdfast.blobs.port import BlobStore
 from holdfast.core.errors import (
-    Corruption,
     InvalidInput,
     NothingWritten,
-    SessionNotFound,
     StoreFailed,
 )
 from holdfast.core.events import Event, slots_of
@@ -33,7 +33,6 @@ from holdfast.core.payloads import Slot, check_bytes
 from holdfast.core.records import digest_id
 from holdfast.core.state import State
 from holdfast.stores import rows
-from holdfast.stores.feed import Feed, HintSubscription, SessionSubscription
 from holdfast.stores.owner import Heartbeat, Owner
 from holdfast.stores.place import check_local
 from holdfast.stores.port import (
@@ -46,17 +45,13 @@ from holdfast.stores.port import (
     InboxDraft,
     InboxItem,
     Lease,
-    LeaseInfo,
-    SessionFilter,
-    SessionInfo,
-    SessionPage,
     StoreFlags,
-    Transient,
 )
-from holdfast.stores.sqlite import collector, events, leases, payloads, sessions
+from holdfast.stores.sqlite import collector, leases, payloads, sessions
 from holdfast.stores.sqlite.database import SQL, Database
 from holdfast.stores.sqlite.log import Copy, Log, Request
 from holdfast.stores.sqlite.readers import Readers
+from holdfast.stores.sqlite.reading import SqliteReading
 from holdfast.stores.sqlite.writer import Job, Writer
 
 logger = logging.getLogger("holdfast.stores")
@@ -68,19 +63,27 @@ BLOB_FOLDER = "blobs"
 BLOB_TRIES = 20
 
 
-class SqliteSessionStore:
+class SqliteSessionStore(SqliteReading):
     """A handle on a store in a directory; `open` makes one."""
 
-    def __init__(self, path: Path, database: Database, blobs: DirectoryBlobStore) -> None:
+    def __init__(
+        self,
+        path: Path,
+        database: Database,
+        blobs: BlobStore,
+        connection: apsw.Connection,
+        lease_seconds: float,
+    ) -> None:
         self._path = path
         self._database = database
-        self._blobs = blobs
+        self._connection = connection
         self._log = Log(blobs)
-        self._readers = Readers(database)
-        self._feed = Feed(self._page, self._readers.moved)
         self._held: dict[str, int] = {}
         self._tenants: dict[str, str] = {}
         self._closed = False
+        owner = Owner(self._beat, lease_seconds=lease_seconds)
+        super().__init__(Readers(database), self._log.states, blobs, owner)
+        self._writer = Writer(database, connection)
 
     @classmethod
     async def open(
@@ -100,26 +103,18 @@ class SqliteSessionStore:
             database = Database(path / FILE_NAME, vfs)
             with database.failures(NothingWritten, "create the store"):
                 place.make_directories(path)
-            store = cls(path, database, DirectoryBlobStore(path / BLOB_FOLDER, place))
             connection = database.connect()
             try:
                 database.prepare(connection)
                 with database.failures(NothingWritten, "create the store"):
                     place.sync_directory(path)
-                store._readers.start_polling()
+                blobs = DirectoryBlobStore(path / BLOB_FOLDER, place)
+                return cls(path, database, blobs, connection, lease_seconds)
             except BaseException:
                 database.close(connection)
-                store._readers.close()
                 raise
-            store._start(connection, lease_seconds)
-            return store
 
         return await asyncio.to_thread(start)
-
-    def _start(self, connection: apsw.Connection, lease_seconds: float) -> None:
-        self._connection = connection
-        self._writer = Writer(self._database, connection)
-        self._owner = Owner(self._beat, lease_seconds=lease_seconds)
 
     @property
     def flags(self) -> StoreFlags:
@@ -195,89 +190,6 @@ class SqliteSessionStore:
         work = partial(self._log.put_payload, session_id, item)
         return await self._with_blobs(_large([item]), tenant, lambda: Job(work, session_id))
 
-    async def get_payload(self, session_id: str, payload_id: str) -> bytes:
-        """Return a payload that this session refers to."""
-        self._check(session_id)
-        check_content_id(payload_id)
-
-        def read(cursor: apsw.Cursor) -> bytes:
-            row = sessions.find(cursor, session_id)
-            found = payloads.readable(cursor, row, payload_id)
-            data = payloads.data_of(cursor, self._blobs, row, payload_id, found)
-            return check_bytes(Slot(payload_id, "bytes", "chunk", found.size), data)
-
-        try:
-            return await self._readers.run(read, session=session_id)
-        except Corruption:
-            # An erasure may have come between row and file; a second look tells.
-            return await self._readers.run(read, session=session_id)
-
-    async def load_state(self, session_id: str) -> State:
-        """Return the state at the tip."""
-        self._check(session_id)
-
-        def read(cursor: apsw.Cursor) -> State:
-            return self._log.states.load(cursor, sessions.find(cursor, session_id))
-
-        return await self._readers.run(read, session=session_id)
-
-    async def read_events(
-        self,
-        session_id: str,
-        *,
-        after: int = 0,
-        before: int | None = None,
-        limit: int = 1000,
-        reverse: bool = False,
-        types: Sequence[str] | None = None,
-    ) -> list[Event]:
-        """Return a page of events."""
-        self._check(session_id)
-        rows.check_page(after, before, limit)
-
-        def read(cursor: apsw.Cursor) -> list[Event]:
-            row = sessions.find(cursor, session_id)
-            found = events.read(
-                cursor, row, after=after, before=before, limit=limit, reverse=reverse, types=types
-            )
-            return list(found)
-
-        return await self._readers.run(read, session=session_id)
-
-    async def session_info(self, session_id: str) -> SessionInfo:
-        """Return one session's row of a listing."""
-        self._check(session_id)
-
-        def read(cursor: apsw.Cursor) -> SessionInfo:
-            sessions.find(cursor, session_id)
-            found = sessions.info(cursor, session_id, _Liveness(cursor))
-            if found is None:
-                raise SessionNotFound(f"there is no session {session_id!r} in this store")
-            return found
-
-        return await self._readers.run(read, session=session_id)
-
-    async def list_sessions(
-        self,
-        where: SessionFilter | None = None,
-        *,
-        limit: int = 100,
-        cursor: str | None = None,
-    ) -> SessionPage:
-        """Return one page of sessions, newest created first."""
-        self._owner.check_process()
-        rows.check_page(0, None, limit)
-        below = rows.read_cursor(cursor)
-        wanted = where or SessionFilter()
-
-        def read(database: apsw.Cursor) -> list[tuple[int, SessionInfo]]:
-            return sessions.page(database, wanted, below, limit + 1, _Liveness(database))
-
-        found = await self._readers.run(read)
-        page = found[:limit]
-        more = rows.write_cursor(page[-1][0]) if len(found) > limit else None
-        return SessionPage(tuple(info for _, info in page), more)
-
     async def put_inbox(self, session_id: str, draft: InboxDraft) -> InboxItem:
         """Ask something of a session, without its lease."""
         self._check(session_id)
@@ -294,16 +206,6 @@ class SqliteSessionStore:
 
         item, _ = await self._with_blobs(large, tenant, job)
         return item
-
-    async def list_inbox(self, session_id: str, *, pending: bool = True) -> list[InboxItem]:
-        """Return inbox items in order of arrival."""
-        self._check(session_id)
-
-        def read(cursor: apsw.Cursor) -> list[InboxItem]:
-            return leases.items(cursor, sessions.find(cursor, session_id))
-
-        items = await self._readers.run(read, session=session_id)
-        return [item for item in items if not pending or item.consumed_seq is None]
 
     async def acquire(self, session_id: str, *, takeover: bool = False) -> Lease:
         """Take the right to drive a session."""
@@ -358,30 +260,6 @@ class SqliteSessionStore:
 
         await self._writer.run(Job(work, lease.session, released))
 
-    async def lease_of(self, session_id: str) -> LeaseInfo | None:
-        """Return who holds the session."""
-        self._check(session_id)
-
-        def read(cursor: apsw.Cursor) -> LeaseInfo | None:
-            return leases.holder(cursor, sessions.find(cursor, session_id))
-
-        return await self._readers.run(read, session=session_id)
-
-    def subscribe(self, session_id: str, *, after: int = 0) -> SessionSubscription:
-        """Follow one session from a position."""
-        self._check(session_id)
-        return self._feed.subscribe(session_id, after)
-
-    def subscribe_all(self) -> HintSubscription:
-        """Follow all sessions by hints."""
-        self._owner.check_process()
-        return self._feed.subscribe_all()
-
-    def notify(self, item: Transient) -> None:
-        """Hand a live-only item to this handle's subscribers."""
-        self._check(item.session)
-        self._feed.notify(item)
-
     async def delete(self, session_id: str) -> None:
         """Delete a session that nobody drives."""
         self._check(session_id)
@@ -394,22 +272,11 @@ class SqliteSessionStore:
         check_key(rule, "erasure rule")
         work = partial(self._log.erase, session_id, payload_id, rule)
         places, tenant = await self._writer.run(
-            Job(work, session_id, lambda _: self._truncate_log())
+            Job(work, session_id, lambda _: self._database.truncate_log(self._connection))
         )
         if tenant is not None:
             await self._sweep([(tenant, payload_id)])
         return places
-
-    async def erased(self, session_id: str) -> dict[str, tuple[str, str]]:
-        """Return the erased payload ids of a session."""
-        self._check(session_id)
-
-        def read(cursor: apsw.Cursor) -> dict[str, tuple[str, str]]:
-            row = sessions.find(cursor, session_id)
-            found: Any = cursor.execute(SQL["list_erasures"], (row.key,)).fetchall()
-            return {payloads.named(digest): (at, rule) for digest, at, rule in found}
-
-        return await self._readers.run(read, session=session_id)
 
     async def gc(
         self, *, dry_run: bool = False, grace_seconds: float = GC_GRACE_SECONDS
@@ -497,10 +364,6 @@ class SqliteSessionStore:
         cursor.execute(SQL["release_owner"], (self.owner,))
         cursor.execute(SQL["delete_owner"], (self.owner,))
 
-    def _check(self, session_id: str) -> str:
-        self._owner.check_process()
-        return check_id(session_id)
-
     def _beat(self, sign: Heartbeat) -> None:
         if self._held:
             self._writer.run_blocking(Job(lambda cursor: leases.beat(cursor, sign)))
@@ -510,9 +373,6 @@ class SqliteSessionStore:
 
     def _wake(self, state: State) -> None:
         self._feed.wake(state.session, state.seq)
-
-    async def _page(self, session_id: str, *, after: int, limit: int) -> list[Event]:
-        return await self.read_events(session_id, after=after, limit=limit)
 
     async def _tenant(self, session_id: str) -> str:
         tenant = self._tenants.get(session_id)
@@ -551,28 +411,6 @@ class SqliteSessionStore:
         for start in range(0, len(blobs), collector.BATCH):
             part = blobs[start : start + collector.BATCH]
             await self._writer.run(Job(partial(collector.sweep, self._blobs, part)))
-
-    def _truncate_log(self) -> None:
-        try:
-            self._connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
-        except apsw.Error:
-            logger.warning("the write-ahead log was not truncated; it is at the next checkpoint")
-
-
-class _Liveness:
-    """Who is alive, looked up once per owner and read."""
-
-    def __init__(self, cursor: apsw.Cursor) -> None:
-        self._cursor = cursor
-        self._known: dict[str, bool] = {}
-
-    def __call__(self, owner: str | None) -> bool:
-        if owner is None:
-            return False
-        if owner not in self._known:
-            sign = leases.heartbeat(self._cursor, owner)
-            self._known[owner] = sign is not None and sign.is_alive()
-        return self._known[owner]
 
 
 def _is_appended(cursor: apsw.Cursor, done: Appended) -> bool:
