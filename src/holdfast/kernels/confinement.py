@@ -40,6 +40,12 @@ _THREAD_STACK_BYTES = 2 << 20
 _WORKER_UIDS = 0x70000000  # a range that distributions, containers and people leave alone
 _NOBODY = 65534
 _SIGKILL = 9
+_PROGRAM_LOADERS = (
+    "/lib64/ld-linux-x86-64.so.2",
+    "/lib/ld-linux-aarch64.so.1",
+    "/lib/ld-musl-x86_64.so.1",
+    "/lib/ld-musl-aarch64.so.1",
+)
 _NO_DESCRIPTOR_ABOVE = 0x7FFFFFFF
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -175,6 +181,15 @@ def become(executable: str, arguments: list[str], policy: Policy) -> NoReturn:
 
 
 def _confine(policy: Policy, executable: ctypes.Array[ctypes.c_char] | None) -> Report:
+    try:
+        return _give_everything_up(policy, executable)
+    except Unconfined:
+        raise
+    except OSError as error:
+        raise Unconfined(error.errno, f"cannot confine: {error}") from error
+
+
+def _give_everything_up(policy: Policy, executable: ctypes.Array[ctypes.c_char] | None) -> Report:
     found = available()
     if found.missing:
         raise Unconfined(f"cannot confine: missing {'; '.join(found.missing)}")
@@ -212,34 +227,39 @@ def _close_descriptors(keep: tuple[int, ...]) -> None:
 def _rules(
     version: int, policy: Policy, executable: ctypes.Array[ctypes.c_char] | None
 ) -> landlock.Ruleset:
-    if _prepared is None:
+    if executable is None:
         prepare()
-    ruleset = _prepared or landlock.Ruleset(version)
+        ruleset = _prepared or landlock.Ruleset(version)
+    else:
+        ruleset = landlock.Ruleset(version)
+        for path in (*_shared_libraries(), "/etc/ld.so.cache"):
+            ruleset.allow(path, landlock.READ_FILE)
+        for path in (os.fsdecode(executable.value), *_PROGRAM_LOADERS):
+            ruleset.allow(path, landlock.READ_FILE | landlock.EXECUTE)
     for path in policy.read_paths:
         ruleset.allow(path, landlock.READ)
-    if executable is not None:
-        for path in (os.fsdecode(executable.value), *_program_loaders()):
-            ruleset.allow(path, landlock.READ_FILE | landlock.EXECUTE)
     return ruleset
 
 
 def _interpreter_paths() -> list[tuple[str, int]]:
     """List what imports of the standard library read, and leave out installed packages."""
-    library = os.path.dirname(os.path.realpath(os.__file__))
-    paths = [(library, landlock.READ_DIR)]
+    library = _library()
+    paths = [(library, landlock.READ_DIR), ("/usr/share/zoneinfo", landlock.READ)]
     with os.scandir(library) as entries:
         for entry in entries:
             if entry.name not in ("site-packages", "dist-packages"):
                 paths.append((entry.path, landlock.READ))
     # Some distributions keep the compiled part of the library elsewhere.
     paths += [(path, landlock.READ) for path in sys.path if path.endswith("/lib-dynload")]
-    paths += [(path, landlock.READ_FILE) for path in _shared_libraries(library)]
-    paths.append(("/etc/ld.so.cache", landlock.READ_FILE))
-    paths.append(("/usr/share/zoneinfo", landlock.READ))
-    return paths
+    paths += [(path, landlock.READ_FILE) for path in _shared_libraries()]
+    return [*paths, ("/etc/ld.so.cache", landlock.READ_FILE)]
 
 
-def _shared_libraries(library: str) -> list[str]:
+def _library() -> str:
+    return os.path.dirname(os.path.realpath(os.__file__))
+
+
+def _shared_libraries() -> list[str]:
     """List the places of shared objects: the directories of those that are mapped already.
 
     A directory that holds the whole Python installation counts only by its own `.so` files.
@@ -248,16 +268,12 @@ def _shared_libraries(library: str) -> list[str]:
         mapped = {line.split(maxsplit=5)[-1].rstrip("\n") for line in maps if ".so" in line}
     paths = []
     for directory in {os.path.dirname(path) for path in mapped if path.startswith("/")}:
-        if library.startswith(directory + "/"):
+        if _library().startswith(directory + "/"):
             with os.scandir(directory) as entries:
                 paths += [entry.path for entry in entries if ".so" in entry.name]
         else:
             paths.append(directory)
     return paths
-
-
-def _program_loaders() -> tuple[str, ...]:
-    return ("/lib64/ld-linux-x86-64.so.2", "/lib/ld-linux-aarch64.so.1")
 
 
 def _be_the_first_to_be_killed() -> None:
@@ -308,7 +324,10 @@ def _give_up_identity(notes: list[str]) -> int:
     if not {_CAP_KILL, _CAP_SETGID, _CAP_SETUID} <= _held_capabilities():
         notes.append("runs as root without capabilities: this container cannot change users")
         return 0
-    os.setgroups([])
+    try:
+        os.setgroups([])
+    except OSError:
+        notes.append("keeps its groups: this user namespace does not let them go")
     _prctl(_PR_SET_KEEPCAPS, 1)
     for uid in (_WORKER_UIDS + os.getpid(), _NOBODY):
         try:
