@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from holdfast.core.errors import HoldfastError
 from holdfast.core.facts import InputAdmitted, MessageAppended, SessionStarted
@@ -86,6 +86,22 @@ class StoreMachine(RuleBasedStateMachine):
                 self.run(store.close())
             self.runner.close()
             shutil.rmtree(self.folder)
+
+    @initialize(text=TEXTS)
+    def begin(self, text: str) -> None:
+        """Begin with two driven sessions that have some history, so that no run is idle."""
+        for session, started in (
+            ("s-a", SessionStarted()),
+            ("s-b", SessionStarted(tenant="other")),
+        ):
+            self.create(0, 0, session, started)
+            self.acquire(0, 0, session, False)
+            for pick, words in ((0, text), (0, "said before"), (1, text), (0, "said before")):
+                known = self.models[0].sessions[session]
+                options = moves(known.state, words)
+                if known.lease is not None:
+                    move = options[pick % len(options)]
+                    self._append(0, known.lease, known.state.seq, move)
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run one command."""
