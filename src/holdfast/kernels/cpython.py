@@ -19,6 +19,7 @@ from holdfast.core import payloads, values
 from holdfast.core.errors import (
     ConfinementMissing,
     Corruption,
+    KernelDied,
     KernelError,
     KernelProtocolError,
     NotRestorable,
@@ -268,6 +269,8 @@ class CpythonSession:
                 run.watch.ended()
             case frames.DoneFrame():
                 return frame
+            case frames.FailedFrame():
+                raise KernelDied(f"the worker could not go on ({frame.message}); evaluate again")
             case _Problem():
                 raise frame.error
             case _:

@@ -8,7 +8,7 @@ as many calls under way as it has threads.
 from __future__ import annotations
 
 import _thread
-import sys
+import builtins
 
 from holdfast.kernels.worker.pins import Pins
 from holdfast.kernels.worker.wire import Channel
@@ -146,7 +146,7 @@ class Bridge:
 
     def error_type(self, name: str) -> type[Exception]:
         """Return the exception class that stands for a host error's name."""
-        builtin = getattr(sys.modules["builtins"], name, None)
+        builtin = getattr(builtins, name, None)
         if isinstance(builtin, type) and issubclass(builtin, Exception):
             return builtin
         found = self._errors.get(name)

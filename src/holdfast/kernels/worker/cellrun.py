@@ -185,17 +185,18 @@ def _execute(code: Any, namespace: dict[str, Any]) -> Any:
 
 def describe_error(error: BaseException, sources: Sources) -> dict[str, Any]:
     """Return type, message, traceback and line of an error; only the model's lines are shown."""
-    import traceback
-
-    sources.publish()
+    message, line = "", None
     try:
+        import traceback
+
+        sources.publish()
         told = traceback.TracebackException.from_exception(error, limit=-200)
         line = _only_cells(told, sources, set())
         text = "".join(told.format())
         message = str(error)
     except Exception as failure:
-        message = f"(the error's own text raised {type(failure).__name__})"
-        text, line = f"{type(error).__qualname__}: {message}\n", None
+        message = f"(no traceback: {type(failure).__name__})"
+        text = f"{type(error).__qualname__}: {message}\n"
     return {
         "type": type(error).__qualname__,
         "message": _cut(message, 4000),

@@ -16,7 +16,7 @@ import sys
 from itertools import islice
 
 from holdfast.kernels.worker import render
-from holdfast.kernels.worker.reduction import Marker, Reduction
+from holdfast.kernels.worker.reduction import Marker, Reduction, marker
 
 try:
     from _sha2 import sha256 as _small_sha256  # type: ignore[import-not-found]
@@ -156,8 +156,9 @@ class Namespace:
         sys.setrecursionlimit(max(limit, _DEEP))
         try:
             failing: dict[str, str] = {}
+            names = self._ordered()
             while True:
-                entries = self._attempt(failing)
+                entries = self._attempt(names, failing)
                 if entries is not None:
                     break
         finally:
@@ -166,9 +167,8 @@ class Namespace:
         slots = [[slot.index, type(slot.value) is str, slot.piece] for slot in self._slots.values()]
         return {"slots": slots, "variables": entries}
 
-    def _attempt(self, failing: dict[str, str]) -> list[dict[str, Any]] | None:
+    def _attempt(self, names: list[str], failing: dict[str, str]) -> list[dict[str, Any]] | None:
         variables = self.variables
-        names = self._ordered()
         self._assign_slots([variables[name] for name in names])
         pickler = _Pickler(self._pieces, 5)
         pickler.reducer_override = self.reduction.reduce  # type: ignore[method-assign]
@@ -188,7 +188,9 @@ class Namespace:
             except Exception as error:
                 failing[name] = f"{type(error).__name__}: {error}".partition("\n")[0][:200]
                 return None
-            entries.append(self._entry(name, variables[name], self._pieces.finish(), list(marked)))
+            lost = list(marked)
+            whole = bool(lost) and (name in failing or not self._reducible(value))
+            entries.append(self._entry(name, variables[name], self._pieces.finish(), lost, whole))
         return entries
 
     def _ordered(self) -> list[str]:
@@ -206,7 +208,12 @@ class Namespace:
         return self._order
 
     def _entry(
-        self, name: str, value: Any, pieces: list[Piece], marked: list[tuple[str, str]]
+        self,
+        name: str,
+        value: Any,
+        pieces: list[Piece],
+        marked: list[tuple[str, str]],
+        whole: bool,
     ) -> dict[str, Any]:
         last = self._last.get(name)
         if last is not None and last[0] is value and last[1]["pieces"] == pieces:
@@ -220,7 +227,7 @@ class Namespace:
             "preview": render.bounded(value, PREVIEW)[0],
             "pieces": pieces,
             "marked": [list(mark) for mark in marked[:5]],
-            "whole": bool(marked) and not self._reducible(value),
+            "whole": whole,
         }
 
     def _reducible(self, value: Any) -> bool:
@@ -230,7 +237,7 @@ class Namespace:
         count = len(self.reduction.marked)
         reduced = self.reduction.reduce(value)
         del self.reduction.marked[count:]
-        return reduced is NotImplemented or reduced[0].__name__ != "marker"
+        return type(reduced) is not tuple or reduced[0] is not marker
 
     def _settle(self, entries: list[dict[str, Any]]) -> None:
         """Remember this dump, and put last what is known to have changed in place."""

@@ -41,7 +41,11 @@ class Worker:
         main = types.ModuleType(MAIN)
         sys.modules[MAIN] = main
         self.variables = main.__dict__
-        self.variables["__builtins__"] = builtins
+        # The model's own copy: what it patches there does not reach the engine.
+        self.builtins = types.ModuleType("builtins", builtins.__doc__)
+        self.builtins.__dict__.update(vars(builtins))
+        sys.modules["builtins"] = self.builtins
+        self.variables["__builtins__"] = self.builtins
         self.reduction = Reduction(self.variables, self.sources)
         self.reduction.error_type = self.bridge.error_type
         self.namespace = Namespace(self.variables, self.reduction, self.channel.send_chunk)
@@ -235,7 +239,7 @@ class Worker:
     def _repair(self) -> list[str]:
         """Put the engine's names back where the model assigned to them."""
         repaired = []
-        space = vars(builtins)
+        space = self.builtins.__dict__
         for name, value in self.engine_names.items():
             if space.get(name) is not value:
                 space[name] = value

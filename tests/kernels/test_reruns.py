@@ -1,0 +1,219 @@
+"""A cell that was interrupted runs again: the same calls, the same clock, or it has diverged."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.kernels.cpython import CpythonKernel
+from holdfast.kernels.port import HostFunction, KernelSettings, RecordedCall
+from holdfast.testing.kernel_driver import START_NS, KernelDriver
+
+SETTINGS = KernelSettings(functions=(HostFunction("lm"), HostFunction("look", pure=True)), seed=3)
+
+DETERMINISTIC = {
+    "in order": "out = [lm(x) for x in 'abcdef']",
+    "clock": "import time, datetime\nout = []\nfor x in 'abc':\n"
+    "    out.append(lm([x, time.time(), str(datetime.datetime.now())]))",
+    "chance": "import random, uuid, secrets\nout = []\nfor x in 'abc':\n"
+    "    drawn = [random.random(), str(uuid.uuid4()), str(uuid.uuid1()), secrets.token_hex(4)]\n"
+    "    out.append(lm(drawn))",
+    "hash order": "words = {f'w{i}' for i in range(50)}\nout = [lm(w) for w in list(words)[:6]]",
+    "asyncio": "import asyncio\nasync def one(x):\n    await asyncio.sleep(0)\n    return lm(x)\n"
+    "async def main():\n    return await asyncio.gather(*(one(x) for x in 'abcdef'))\n"
+    "out = asyncio.run(main())",
+    "errors": "out = []\nfor x in ('a', 'fail', 'b'):\n    try:\n        out.append(lm(x))\n"
+    "    except ValueError as e:\n        out.append(lm(str(e)))",
+}
+
+
+class Stop(Exception):
+    """The process of the host is gone."""
+
+
+def _answer(value: Any) -> str:
+    if value == "fail":
+        raise ValueError("failed")
+    return f"<{value}>"
+
+
+async def _interrupted_after(
+    kernel: CpythonKernel, code: str, answers: int
+) -> tuple[list[RecordedCall], KernelDriver]:
+    """Run a cell until it has so many answers, and lose its host there."""
+    driver = await KernelDriver.open(kernel, SETTINGS, lm=_answer, look=_answer)
+    ask = driver.answer
+
+    async def until(call: Any) -> Any:
+        if len(driver.recorded) >= answers:
+            raise Stop
+        return await ask(call)
+
+    driver.answer = until  # type: ignore[method-assign]
+    with pytest.raises(Stop):
+        await driver.run(code)
+    return list(driver.recorded), driver
+
+
+@pytest.mark.parametrize("name", DETERMINISTIC)
+async def test_a_rerun_goes_on_where_the_first_run_stood(cpython: CpythonKernel, name: str) -> None:
+    code = DETERMINISTIC[name] + "\nout"
+    whole = await KernelDriver.open(cpython, SETTINGS, lm=_answer)
+    expected = await whole.value(code)
+    total = len(whole.recorded)
+    for stop in (0, 1, total - 1):
+        recorded, driver = await _interrupted_after(cpython, code, stop)
+        assert len(recorded) == stop
+        fresh = await KernelDriver.open(cpython, SETTINGS, lm=_answer)
+        result = await fresh.run(code, recorded=recorded)
+        assert result.status == "ok", result.detail
+        assert result.value is not None
+        assert result.value.text.head == repr(expected)
+        assert len(fresh.recorded) == total
+        await driver.session.close()
+
+
+async def test_a_threaded_cell_makes_the_same_multiset_of_calls(cpython: CpythonKernel) -> None:
+    code = (
+        "from concurrent.futures import ThreadPoolExecutor\n"
+        "def job(x):\n    return lm(x) + lm('same')\n"
+        "with ThreadPoolExecutor(4) as pool:\n    out = sorted(pool.map(job, 'abcdefgh'))\nout"
+    )
+    whole = await KernelDriver.open(cpython, SETTINGS, lm=_answer)
+    expected = await whole.value(code)
+    calls = Counter(call.key for call in whole.recorded)
+    for stop in (3, 9):
+        recorded, _ = await _interrupted_after(cpython, code, stop)
+        fresh = await KernelDriver.open(cpython, SETTINGS, lm=_answer)
+        result = await fresh.run(code, recorded=recorded)
+        assert result.value is not None
+        assert result.value.text.head == repr(expected)
+        assert Counter(call.key for call in result.calls) == calls
+
+
+async def test_answers_are_released_in_the_order_in_which_they_were_given(
+    cpython: CpythonKernel,
+) -> None:
+    code = (
+        "import threading\norder = []\n"
+        "def job(x):\n    lm(x)\n    order.append(x)\n"
+        "threads = [threading.Thread(target=job, args=(x,)) for x in 'abc']\n"
+        "for t in threads: t.start()\nfor t in threads: t.join()\norder"
+    )
+    # Each answer waits for the one before it in this order.
+    gates = {x: asyncio.Event() for x in "cab"}
+    after = {"c": "a", "a": "b"}
+    gates["c"].set()
+
+    async def answer(x: str) -> str:
+        await gates[x].wait()
+        if x in after:
+            gates[after[x]].set()
+        return x
+
+    driver = await KernelDriver.open(cpython, SETTINGS, lm=answer)
+    first = await driver.run(code)
+    assert first.value is not None
+    assert [
+        call.answer.value.data for call in driver.recorded if call.answer and call.answer.value
+    ] == [
+        b"c",
+        b"a",
+        b"b",
+    ]
+    fresh = await KernelDriver.open(cpython, SETTINGS, lm=_answer)
+    again = await fresh.run(code, recorded=driver.recorded)
+    assert again.value is not None
+    assert again.status == "ok"
+
+
+async def test_a_call_without_an_answer_reaches_the_host_again(cpython: CpythonKernel) -> None:
+    driver = await KernelDriver.open(cpython, SETTINGS, lm=_answer)
+    await driver.run("a = lm('x')\nb = lm('y')")
+    first, second = driver.recorded
+    open_call = RecordedCall(second.function, second.digest, second.ordinal, False, None)
+    fresh = await KernelDriver.open(cpython, SETTINGS, lm=_answer)
+    await fresh.run("a = lm('x')\nb = lm('y')", recorded=[first, open_call])
+    assert [call.key for call in fresh.recorded] == [first.key, second.key]
+
+
+async def test_a_new_call_waits_for_every_recorded_one_with_effects(cpython: CpythonKernel) -> None:
+    driver = await KernelDriver.open(cpython, SETTINGS, lm=_answer)
+    await driver.run("lm('old')")
+    asked: list[str] = []
+    fresh = await KernelDriver.open(
+        cpython, SETTINGS, lm=lambda x: asked.append(x) or _answer(x), look=_answer
+    )
+    result = await fresh.run("look('fine')\nlm('new')\nlm('old')", recorded=driver.recorded)
+    assert result.status == "diverged"
+    assert asked == []
+    assert "does not make" in result.detail or "not now" in result.detail
+
+
+async def test_unclaimed_pure_calls_do_not_diverge(cpython: CpythonKernel) -> None:
+    driver = await KernelDriver.open(cpython, SETTINGS, look=_answer)
+    await driver.run("look('a')")
+    fresh = await KernelDriver.open(cpython, SETTINGS)
+    assert (await fresh.run("x = 1", recorded=driver.recorded)).status == "ok"
+
+
+async def test_a_diverged_cell_leaves_the_namespace_and_lists_its_calls(
+    cpython: CpythonKernel,
+) -> None:
+    driver = await KernelDriver.open(cpython, SETTINGS, lm=_answer)
+    await driver.run("keep = 'before'")
+    await driver.run("keep = 'after'\nlm('a')\nlm('b')")
+    recorded = driver.recorded
+    fresh = await KernelDriver.open(cpython, SETTINGS, lm=_answer)
+    await fresh.run("keep = 'before'")
+    result = await fresh.run("keep = 'other'\nlm('a')", recorded=recorded)
+    assert result.status == "diverged"
+    assert [call.args for call in result.calls] == [("a",)]
+    assert not result.namespace_kept
+    assert await fresh.value("keep") == "before"
+
+
+async def test_files_read_are_pinned_by_digest(cpython: CpythonKernel, tmp_path: Path) -> None:
+    data = tmp_path / "data.txt"
+    data.write_text("one")
+    settings = KernelSettings(functions=SETTINGS.functions, read_roots=(str(tmp_path),))
+    code = (
+        f"path = {str(data)!r}\ntext = open(path).read()\nimport os\n"
+        "fd = os.open(path, os.O_RDONLY)\nlm(text)"
+    )
+    driver = await KernelDriver.open(cpython, settings, lm=_answer)
+    result = await driver.run(code)
+    assert result.status == "ok", result.error
+    assert [file.path for file in result.files] == [str(data)]
+    recorded = driver.recorded
+    assert recorded[0].files == result.files
+    same = await KernelDriver.open(cpython, settings, lm=_answer)
+    assert (await same.run(code, recorded=recorded, recorded_files=result.files)).status == "ok"
+    data.write_text("two")
+    changed = await KernelDriver.open(cpython, settings, lm=_answer)
+    again = await changed.run(code, recorded=recorded, recorded_files=result.files)
+    assert again.status == "diverged"
+    assert "data.txt" in again.detail
+
+
+async def test_the_clock_stands_at_the_recorded_start_and_moves_with_answers(
+    cpython: CpythonKernel,
+) -> None:
+    driver = await KernelDriver.open(cpython, SETTINGS, lm=_answer)
+    code = (
+        "import time, datetime\na = time.time()\ntime.sleep(2e-3)\nb = time.time()\nlm('x')\n"
+        "c = time.time_ns()\nd = datetime.datetime.now(datetime.timezone.utc).timestamp()\n"
+        "e = datetime.date.today().isoformat(), time.strftime('%Y'), time.gmtime().tm_year\n"
+        "(a, b, c, d, e)"
+    )
+    a, b, c, d, e = await driver.value(code)
+    start = START_NS / 1e9
+    assert start < a < start + 0.001
+    assert start + 0.002 < b < start + 0.003
+    assert START_NS + 10**9 < c < START_NS + 10**9 + 10**6
+    assert abs(d - start - 1) < 0.01
+    assert e == ("2023-11-14", "2023", 2023)
