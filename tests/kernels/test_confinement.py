@@ -207,6 +207,41 @@ except OSError as error:
 
 
 @everybody
+def test_rules_that_were_prepared_before_a_fork_are_renewed_for_the_next(
+    identity: str, public: Path
+) -> None:
+    # The rules are one kernel object: what one child adds, its parent and its siblings have, too.
+    (public / "first").write_text("of the first")
+    (public / "second").write_text("of the second")
+    lines = run(
+        identity,
+        f"""
+import json, os
+def child(own, other, write):
+    confine(Policy(read_paths=({str(public)!r} + "/" + own,), keep_fds=(0, 1, 2, write)))
+    told = [open({str(public)!r} + "/" + own).read()]
+    try:
+        told.append(open({str(public)!r} + "/" + other).read())
+    except PermissionError:
+        told.append("denied")
+    os.write(write, json.dumps(told).encode())
+    os._exit(0)
+said = []
+confinement.prepare()
+for own, other in (("first", "second"), ("second", "first")):
+    read, write = os.pipe()
+    if os.fork() == 0:
+        child(own, other, write)
+    os.wait()
+    confinement.prepare(renew=True)
+    said.append(json.loads(os.read(read, 1000)))
+print(json.dumps(said))
+""",
+    )
+    assert lines == [["of the first", "denied"], ["of the second", "denied"]]
+
+
+@everybody
 def test_a_process_with_threads_is_refused(identity: str) -> None:
     refusal = run(
         identity,
