@@ -55,6 +55,12 @@ class CancellingStore(StoreAround):
         self.task.cancel()
 
 
+def folder_for(place: Path, at: int) -> Path:
+    folder = place / str(at)
+    folder.mkdir()
+    return folder
+
+
 async def check_interruption(store: SessionStore) -> None:
     state = await store.load_state(SESSION)
     assert await store.lease_of(SESSION) is None, "a cancelled drive gives its lease back"
@@ -67,7 +73,6 @@ async def check_interruption(store: SessionStore) -> None:
 
 
 async def is_taken_up_after_a_cancellation(at: int, when: str, folder: Path) -> bool:
-    folder.mkdir()
     store = CancellingStore(at, when)
     ledger = Ledger(folder / "ledger")
     async with await holdfast.open(store, model=workload.model(ledger)) as runtime:  # type: ignore[arg-type]
@@ -97,7 +102,7 @@ async def test_a_send_cancelled_at_any_write_is_interrupted_and_taken_up(
     async def one(at: int) -> bool:
         async with gate:
             try:
-                return await is_taken_up_after_a_cancellation(at, when, tmp_path / str(at))
+                return await is_taken_up_after_a_cancellation(at, when, folder_for(tmp_path, at))
             except Exception as error:
                 problems.append(f"write {at}: {type(error).__name__}: {error}")
                 return False
