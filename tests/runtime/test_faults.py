@@ -1,0 +1,260 @@
+"""A provider that fails in each way at each step, and kernels that die: typed, settled, survived."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import holdfast
+from holdfast.core.errors import StoreFailed
+from holdfast.models.errors import KINDS, ModelTimeout, ProviderError
+from holdfast.models.port import ModelRequest
+from holdfast.models.scripted import ScriptedModel
+from holdfast.stores.memory import MemorySessionStore
+from holdfast.stores.verify import verify
+
+from .conftest import Lab, cell, replies
+
+STEPS = (cell("total = 1"), cell("total += 1"), cell("FINAL(total)"), cell("FINAL(total + 40)"))
+PLACES = range(3)
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+async def test_a_provider_failing_at_any_step_settles_the_turn_and_the_session_goes_on(
+    lab: Lab, kind: str
+) -> None:
+    error = KINDS[kind]
+
+    def respond(request: ModelRequest) -> str:
+        """Fail where the first message says; serve the same steps before and after."""
+        place = int(request.first_user_text)
+        if request.ordinal == place:
+            raise error(f"it is {kind}")
+        return STEPS[request.ordinal - (request.ordinal > place)]
+
+    runtime = await lab.open(respond)
+    for place in PLACES:
+        session = await runtime.start()
+        failed = await session.send(str(place))
+        expected = holdfast.TimedOut if error is ModelTimeout else holdfast.Failed
+        assert type(failed) is expected
+        assert f"it is {kind}" in failed.error  # type: ignore[attr-defined]
+        if isinstance(failed, holdfast.Failed):
+            assert failed.code == error().code
+        assert failed.head is None
+        state = await runtime.state(session.id)
+        assert (state.status, state.turn) == ("idle", None)
+        steps = await runtime.steps(session.id)
+        assert [step.status for step in steps] == ["replied"] * place + ["failed"]
+        result = await session.send("go on")
+        assert isinstance(result, holdfast.Final)
+        assert result.value == 2
+        assert (await verify(lab.store, session.id)).ok
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+async def test_a_provider_failing_in_a_leaf_is_an_error_that_code_sees(lab: Lab, kind: str) -> None:
+    def leaf(prompt: str) -> str:
+        if "bad" in prompt:
+            raise KINDS[kind](f"it is {kind}")
+        return prompt
+
+    code = (
+        "try:\n    lm('bad')\nexcept Exception as error:\n    one = str(error)\n"
+        "many = map_lm(['good', 'bad one', 'fine'])\nFINAL([one, many])"
+    )
+    runtime = await lab.open(replies(cell(code), leaf=leaf))
+    session = await runtime.start()
+    result = await session.send("x")
+    assert isinstance(result, holdfast.Final)
+    one, many = result.value
+    assert f"it is {kind}" in one
+    assert (many[0], many[2]) == ("good", "fine")
+    assert many[1]["failed"] is True
+    assert f"it is {kind}" in many[1]["error"]
+
+
+@pytest.mark.parametrize("purpose", ["step", "leaf"])
+async def test_a_provider_that_breaks_its_own_rules_fails_the_call_and_no_more(
+    lab: Lab, purpose: str
+) -> None:
+    def respond(request: ModelRequest) -> str:
+        if request.purpose == purpose and "break" in request.prompt:
+            raise KeyError("an adapter's own mistake")
+        if request.purpose == "leaf":
+            return "fine"
+        return cell("FINAL(map_lm(['break', 'x']))")
+
+    runtime = await lab.open(respond)
+    session = await runtime.start()
+    result = await session.send("break" if purpose == "step" else "x")
+    if purpose == "step":
+        assert isinstance(result, holdfast.Failed)
+        assert "an adapter's own mistake" in result.error
+    else:
+        assert isinstance(result, holdfast.Final)
+        assert result.value[1] == "fine"
+        assert "an adapter's own mistake" in result.value[0]["error"]
+    assert (await runtime.state(session.id)).status == "idle"
+    later = await session.send("again")
+    assert isinstance(later, holdfast.Final)
+
+
+async def test_a_provider_that_never_answers_is_cut_off_at_the_deadline(lab: Lab) -> None:
+    ended = asyncio.Event()
+
+    async def respond(request: ModelRequest) -> str:
+        if request.first_user_text == "hang" and not ended.is_set():
+            try:
+                await asyncio.Event().wait()
+            finally:
+                ended.set()
+        return cell("FINAL('later')")
+
+    async with await holdfast.open(
+        lab.store, model=ScriptedModel(respond), call_timeout_seconds=1
+    ) as runtime:
+        session = await runtime.start()
+        result = await session.send("hang")
+        assert isinstance(result, holdfast.TimedOut)
+        assert ended.is_set(), "a call that timed out is really cancelled"
+        later = await session.send("again")
+        assert isinstance(later, holdfast.Final)
+
+
+DEATHS = {
+    "exit": "import os\nos._exit(3)",
+    "abort": "import os\nos.abort()",
+    "fault": "import ctypes\nctypes.string_at(0)",
+}
+
+
+@pytest.mark.parametrize("how", sorted(DEATHS))
+async def test_a_cell_that_ends_its_worker_is_told_to_the_model_and_keeps_the_namespace(
+    lab: Lab, how: str
+) -> None:
+    runtime = await lab.open(
+        replies(cell("kept = 1"), cell(f"kept = 2\n{DEATHS[how]}"), cell("FINAL(kept)"))
+    )
+    session = await runtime.start()
+    result = await session.send("x")
+    assert isinstance(result, holdfast.Final)
+    assert result.value == 1
+    evals = [entry.fact.status for entry in await runtime.evals(session.id)]
+    assert evals[0] == "ok"
+    assert evals[1] in ("died", "error")
+    assert evals[2] == "final"
+
+
+def kill_workers() -> int:
+    """Kill every child process of this one, as an out-of-memory killer might."""
+    killed = 0
+    for place in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = place.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if int(fields[1]) == os.getpid():
+            os.kill(int(place.parent.name), signal.SIGKILL)
+            killed += 1
+    return killed
+
+
+async def test_a_worker_killed_in_mid_cell_costs_the_cell_and_nothing_else(lab: Lab) -> None:
+    def leaf(prompt: str) -> str:
+        if prompt == "kill":
+            assert kill_workers() > 0
+        return prompt
+
+    runtime = await lab.open(
+        replies(
+            cell("kept = [1]"),
+            cell("kept.append(lm('paid'))\nlm('kill')"),
+            cell("FINAL([kept, lm('last')])"),
+            leaf=leaf,
+        )
+    )
+    session = await runtime.start()
+    result = await session.send("x")
+    assert isinstance(result, holdfast.Final)
+    assert result.value == [[1], "last"]
+    statuses = [entry.fact.status for entry in await runtime.evals(session.id)]
+    assert statuses == ["ok", "died", "final"]
+    assert (await verify(lab.store, session.id)).ok
+
+
+async def test_workers_killed_between_turns_are_not_noticed(lab: Lab) -> None:
+    runtime = await lab.open(replies(cell("x = 1\nFINAL(x)"), cell("FINAL(x + 1)")))
+    session = await runtime.start()
+    await session.send("one")
+    kill_workers()
+    result = await session.send("two")
+    assert isinstance(result, holdfast.Final)
+    assert result.value == 2
+
+
+class DeafStore:
+    """A store of which one reading verb fails for a while."""
+
+    def __init__(self, verb: str) -> None:
+        self.inner = MemorySessionStore()
+        self.verb = verb
+        self.fails = False
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self.inner, name)
+        if name != self.verb or not self.fails:
+            return found
+
+        async def fail(*arguments: Any, **options: Any) -> Any:
+            raise StoreFailed(f"{name} failed")
+
+        return fail
+
+
+@pytest.mark.parametrize("verb", ["list_inbox", "load_state", "get_payload", "read_events"])
+async def test_a_store_that_cannot_be_read_for_a_while_leaves_no_lease_and_no_wrong_turn(
+    verb: str,
+) -> None:
+    store: Any = DeafStore(verb)
+
+    def respond(request: ModelRequest) -> str:
+        store.fails = request.prompt == "fail from here"
+        return cell("FINAL(big[:4])")
+
+    async with await holdfast.open(store, model=ScriptedModel(respond)) as runtime:
+        session = await runtime.start()
+        first = await session.send("warm up", inputs={"big": "text " * 10_000})
+        assert isinstance(first, holdfast.Final)
+        with suppress(StoreFailed):  # a drive that did not need to read comes to its end
+            await session.send("fail from here")
+        store.fails = False
+        await runtime.settled()
+        assert await store.lease_of(session.id) is None
+        await session.resume()
+        last = await session.send("and on")
+        assert isinstance(last, holdfast.Final)
+        assert last.value == "text"
+        turns = [turn.status for turn in await runtime.turns(session.id)]
+        assert turns == ["final", "final", "final"]
+        assert (await verify(store, session.id)).ok
+
+
+async def test_an_attempt_log_comes_with_a_failure(lab: Lab) -> None:
+    def respond(request: ModelRequest) -> str:
+        raise ProviderError("no")
+
+    runtime = await lab.open(respond)
+    session = await runtime.start()
+    await session.send("x")
+    (step,) = await runtime.steps(session.id)
+    assert step.put is not None
+    assert step.put.attempts is not None
+    (attempt,) = await runtime.value(session.id, step.put.attempts)
+    assert attempt["outcome"] == "error"
