@@ -3,24 +3,35 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import io
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
+from holdfast.cli.main import run as run_here
 from holdfast.core.errors import SessionNotFound
 from holdfast.stores.choose import open_store
 
 COMMAND = (sys.executable, "-m", "holdfast.cli")
 SECONDS = 60
+DRIVING = {"run", "send", "resume", "demo"}
 
 
 def cell(code):
     """Return a reply with one code block."""
     return f"```python\n{code}\n```"
+
+
+def until(path, then):
+    """Return a reply whose code runs until a file is there, and then goes on."""
+    wait = f"import os, time\nwhile not os.path.exists({str(path)!r}):\n    time.sleep(0.01)"
+    return cell(f"{wait}\n{then}")
 
 
 class Shell:
@@ -54,15 +65,28 @@ class Shell:
             timeout=SECONDS,
         )
 
+    def inside(self, *words):
+        """Do a command in this process, as `run` does in its own; for commands that only look."""
+        out, told = io.StringIO(), io.StringIO()
+        with (
+            contextlib.chdir(self.place),
+            patch.dict(os.environ, self.environment, clear=True),
+            contextlib.redirect_stdout(out),
+            contextlib.redirect_stderr(told),
+        ):
+            code = run_here(list(words))
+        return subprocess.CompletedProcess(words, code, out.getvalue(), told.getvalue())
+
     def json(self, *words, code=0):
-        """Run a command with --json and return its document."""
-        done = self.run(*words, "--json")
+        """Do a command with --json and return its document."""
+        do = self.inside if DRIVING.isdisjoint(words) else self.run
+        done = do(*words, "--json")
         assert done.returncode == code, done
         return json.loads(done.stdout)
 
     def lines(self, *words):
-        """Run a command whose documents come one a line."""
-        done = self.run(*words, "--json")
+        """Do a command whose documents come one a line."""
+        done = self.inside(*words, "--json")
         assert done.returncode == 0, done
         return [json.loads(line) for line in done.stdout.splitlines()]
 

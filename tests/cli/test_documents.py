@@ -51,7 +51,7 @@ def test_lineage(work):
     tree = work.json("tree", "b")
     check(tree, "tree")
     assert [(node["id"], node["depth"]) for node in tree["nodes"]] == [("a", 0), ("b", 1)]
-    assert work.run("tree").stdout.splitlines()[1].startswith("└─ b")
+    assert work.inside("tree").stdout.splitlines()[1].startswith("└─ b")
 
 
 def test_sessions_and_their_filters(work):
@@ -72,7 +72,7 @@ def test_show_tells_turns_steps_code_output_and_cost(work):
     assert [step["cells"][0]["status"] for step in first["steps"]] == ["ok", "final"]
     assert first["steps"][0]["leaves"] == {"asked": 1, "failed": 0}
     assert (second["status"], second["error"]["code"]) == ("failed", "quota_exceeded")
-    page = work.run("show", "a").stdout
+    page = work.inside("show", "a").stdout
     for part in (
         "turn 1 · final",
         "answer = lm(",
@@ -99,7 +99,7 @@ def test_payloads_are_exact_in_a_pipe(work):
     check(document, "payload")
     assert json.loads(document["text"])["settings"]["max_steps"] == 25
     assert work.run("payload", "a", settings).stdout == document["text"]
-    work.run("payload", "a", settings, "-o", "out.json")
+    work.inside("payload", "a", settings, "-o", "out.json")
     assert (work.place / "out.json").read_text() == document["text"]
     assert work.json("payload", "a", "sha256:" + "0" * 64, code=2)["error"]["code"] == "invalid_ref"
 
@@ -144,8 +144,9 @@ def test_setting_up(work):
     assert doctor["store"]["sessions"] == 2
     (work.place / ".holdfast").mkdir()
     (work.place / ".holdfast" / "config.toml").write_text("max_steps = 7\nmax_turns = 3\n")
-    done = work.run("config", "--json", environment={"HOLDFAST_MAX_TURNS": "4"})
-    config = json.loads(done.stdout)
+    work.environment["HOLDFAST_MAX_TURNS"] = "4"
+    config = work.json("config")
+    del work.environment["HOLDFAST_MAX_TURNS"]
     check(config, "config")
     for setting in config["settings"].values():
         check(setting, "setting")

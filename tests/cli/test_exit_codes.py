@@ -6,7 +6,7 @@ import asyncio
 import json
 
 import pytest
-from conftest import cell
+from conftest import cell, until
 
 from holdfast.core.facts import CallRequested, CallSuspended, MessageAppended, TurnStarted
 from holdfast.core.payloads import slot
@@ -92,7 +92,7 @@ def test_a_turn_that_waits_for_someone_leaves_with_3(shell):
     ids=lambda part: " ".join(part) if isinstance(part, list) else None,
 )
 def test_a_wrong_call_leaves_with_2(shell, words, expected):
-    done = shell.run(*words)
+    done = shell.inside(*words)
     assert (done.returncode, done.stdout) == (2, "")
     assert expected in done.stderr
 
@@ -105,16 +105,16 @@ def test_an_error_is_a_document_with_json(shell):
 
 
 def test_a_busy_session_refuses_a_second_driver_or_queues_for_it(shell):
-    model = shell.script(
-        {"reply": cell("FINAL('first')"), "delay_ms": 2500}, cell("FINAL('second')")
-    )
+    go = shell.place / "go"
+    model = shell.script(until(go, "FINAL('first')"), cell("FINAL('second')"))
     driver = shell.start("run", "hi", "--model", model, "--session-id", "a", "--json")
-    shell.wait_for("a", "step.started")
+    shell.wait_for("a", "step.put")
     refused = shell.json("send", "a", "more", code=1)["error"]
     assert refused["code"] == "lease_held"
     assert str(driver.pid) in refused["message"]
     queued = shell.json("send", "a", "more", "--queue")
     assert (queued["status"], queued["turn"]) == ("queued", None)
+    go.touch()
     out, _ = driver.communicate(timeout=30)
     assert json.loads(out)["value"] == "first"
     turns = shell.json("show", "a")["turns"]

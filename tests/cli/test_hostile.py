@@ -8,8 +8,6 @@ import pty
 
 from conftest import COMMAND, cell
 
-from holdfast.cli.main import run
-
 TITLE = "\x1b]0;taken over\x07"
 CLIPBOARD = "\x1b]52;c;cm0gLXJm\x07"
 BLINK = "\x1b[5;31;47mBLINK"
@@ -66,10 +64,7 @@ def test_no_command_lets_escape_sequences_through_to_a_terminal(shell):
         assert_harmless(shown)
 
 
-def test_errors_about_hostile_names_are_harmless(shell, monkeypatch, capsys):
-    monkeypatch.chdir(shell.place)
-    monkeypatch.setenv("HOLDFAST_STORE", shell.store)
-    (shell.place / "script.jsonl").write_text("")
+def test_errors_about_hostile_names_are_harmless(shell):
     for words in (
         ["run", "hi", "--model", f"script:{HOSTILE}"],
         ["run", "hi", "--model", HOSTILE],
@@ -81,13 +76,13 @@ def test_errors_about_hostile_names_are_harmless(shell, monkeypatch, capsys):
         [HOSTILE],
         ["--store", HOSTILE, "sessions"],
     ):
-        code, shown = on_terminal(shell, *words)
-        assert code == 2, (words, shown)
-        assert_harmless(shown)
-        assert run([*words, "--json"]) == 2
-        document = capsys.readouterr().out
-        assert_harmless(document)
-        assert json.loads(document)["error"]["message"]
+        told = shell.inside(*words)
+        assert told.returncode == 2, told
+        assert_harmless(told.stderr)
+        document = shell.inside(*words, "--json")
+        assert document.returncode == 2
+        assert_harmless(document.stdout)
+        assert json.loads(document.stdout)["error"]["message"]
 
 
 def test_a_file_with_a_hostile_name_is_read_and_told_harmlessly(shell):
@@ -110,10 +105,10 @@ def test_documents_hold_the_exact_text_without_a_control_character(shell):
     assert json.loads(done.stdout)["session"] == "a"
     assert_harmless(done.stdout)
     assert done.stdout.count("\n") == 1
-    shown = shell.run("show", "a", "--json")
+    shown = shell.inside("show", "a", "--json")
     assert json.loads(shown.stdout)["turns"][0]["message"] == HOSTILE
     assert_harmless(shown.stdout)
-    for line in shell.run("events", "a", "--json").stdout.splitlines():
+    for line in shell.inside("events", "a", "--json").stdout.splitlines():
         assert json.loads(line)["session"] == "a"
 
 

@@ -9,24 +9,22 @@ import shlex
 import signal
 
 import pytest
-from conftest import COMMAND, cell
-
-SLOW = cell("count = 0\nwhile count < 20_000_000:\n    count += 1\nFINAL(count)")
+from conftest import COMMAND, cell, until
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_is_recorded_and_the_advice_goes_on(shell, number, code):
-    model = shell.script(
-        {"reply": cell("FINAL('whole')"), "delay_ms": 1500}, cell("FINAL('other')")
-    )
+    go = shell.place / "go"
+    model = shell.script(until(go, "FINAL('whole')"), cell("FINAL('other')"))
     driver = shell.start("run", "hi", "--model", model, "--session-id", "a")
-    shell.wait_for("a", "step.started")
+    shell.wait_for("a", "step.put")
     driver.send_signal(number)
     out, told = driver.communicate(timeout=30)
     assert (driver.returncode, out) == (code, "")
     assert shell.lines("events", "a", "--type", "turn.put")[0]["data"]["status"] == "interrupted"
     advice = re.search(r"Go on with: holdfast (.+)", told)
     assert advice is not None
+    go.touch()
     done = shell.run(*shlex.split(advice.group(1)))
     assert (done.returncode, done.stdout) == (0, "whole\n")
     assert shell.json("verify")["ok"]
@@ -44,7 +42,8 @@ def test_an_interrupted_run_is_a_document_with_json(shell):
 
 
 def test_ctrl_c_at_a_terminal_breaks_off_a_running_cell_without_harming_it(shell):
-    model = shell.script(SLOW)
+    go = shell.place / "go"
+    model = shell.script(until(go, "FINAL('whole')"))
     process, terminal = pty.fork()
     if process == 0:
         os.chdir(shell.place)
@@ -58,7 +57,8 @@ def test_ctrl_c_at_a_terminal_breaks_off_a_running_cell_without_harming_it(shell
     assert b"resume a" in shown
     kinds = [event["type"] for event in shell.lines("events", "a")]
     assert "eval.added" not in kinds  # the cell itself never saw the signal
-    assert shell.json("resume", "a")["value"] == 20_000_000
+    go.touch()
+    assert shell.json("resume", "a")["value"] == "whole"
 
 
 def _read_to_end(terminal):
