@@ -98,10 +98,8 @@ async def test_final_swallowed_by_the_cell_still_ends_it(cpython: CpythonKernel)
     assert result.status == "final"
     assert result.final is not None
     assert values.decode(result.final.encoding, result.final.data) == "answer"
-    stubborn = (
-        "x = 3\nwhile True:\n    try:\n        FINAL('again')\n    except BaseException: pass"
-    )
-    result = await driver.run(stubborn)
+    swallowed = "x = 3\ntry:\n    FINAL('again')\nexcept BaseException: pass\nwhile"
+    result = await driver.run(DEAF.replace("while", swallowed))
     assert result.status == "final"
     assert not result.namespace_kept
     assert await driver.value("x") == 2

@@ -134,6 +134,12 @@ class WorkerPool:
             self.reclaim(next(iter(self._idle)))
         self.notify()
 
+    async def wait_until_empty(self) -> None:
+        """Wait until no session holds a worker."""
+        while self._holders:
+            change = self._change
+            await change.wait()
+
     def notify(self) -> None:
         """Let those who wait look again."""
         self._change.set()

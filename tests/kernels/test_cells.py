@@ -1,0 +1,143 @@
+"""The code of a reply is found as models write it, and its results are shown within bounds."""
+
+from __future__ import annotations
+
+import pytest
+
+from holdfast.kernels.cells import extract
+from holdfast.kernels.cpython import CpythonKernel
+from holdfast.kernels.observation import nudge, observe, observe_cell, observe_death
+from holdfast.kernels.port import (
+    CellError,
+    CellResult,
+    Excerpt,
+    KernelLimits,
+    Unrestorable,
+    ValueView,
+)
+from holdfast.testing.kernel_driver import KernelDriver
+
+EMPTY = Excerpt("", "", 0)
+
+
+@pytest.mark.parametrize(
+    ("reply", "cells"),
+    [
+        ("```python\nx = 1\n```", ["x = 1"]),
+        ("```py\na\n```\ntext\n```repl\nb\n```", ["a", "b"]),
+        ("```\nbare\n```", ["bare"]),
+        ("```Python3 title='x'\nupper\n```", ["upper"]),
+        ("```python {.numbered}\nattr\n```", ["attr"]),
+        ("~~~python\ntilde\n~~~", ["tilde"]),
+        ("```bash\nls\n```\n```json\n{}\n```", []),
+        ("```python\nnever closed\nmore", ["never closed\nmore"]),
+        ("no code at all", []),
+        ("", []),
+        ("```python\n```", []),
+        ("```python\n\n   \n```", []),
+        ("````python\ns = '''\n```\ninner\n```\n'''\n````", ["s = '''\n```\ninner\n```\n'''"]),
+        ("  ```python\n  indented\n    deeper\n  ```", ["indented\n  deeper"]),
+        ("inline ``` is no fence\n```python\nyes\n```", ["yes"]),
+        ("```python\nif x:\n    y\n\n    z\n```", ["if x:\n    y\n\n    z"]),
+        ("```pycon\n>>> a = 1\n>>> for i in a:\n...     i\n2\n```", ["a = 1\nfor i in a:\n    i"]),
+        ("```python\r\na = 1\r\nb = 2\r\n```\r\n", ["a = 1\nb = 2"]),
+        ("``` `code` ```\n```python\nx\n```", ["x"]),
+    ],
+)
+def test_code_blocks_are_extracted_in_order(reply: str, cells: list[str]) -> None:
+    assert extract(reply) == cells
+
+
+def test_a_small_value_is_shown_whole_and_a_big_one_by_its_ends() -> None:
+    small = CellResult("ok", EMPTY, EMPTY, value=ValueView("int", Excerpt("42", "", 2), None))
+    assert observe_cell(small) == "=> 42"
+    text = Excerpt("h" * 3000, "t" * 1000, 1_000_000)
+    big = CellResult("ok", EMPTY, EMPTY, value=ValueView("str of 999998 characters", text, None))
+    shown = observe_cell(big)
+    assert "«str of 999998 characters»" in shown
+    assert "of 1000000 characters left out" in shown
+    assert shown.count("h") > 300
+    assert shown.endswith("t" * 100)
+    assert len(shown) < 1000
+
+
+def test_long_output_keeps_both_ends_and_counts_the_rest() -> None:
+    output = Excerpt("a" * 6000, "z" * 6000, 50_000)
+    shown = observe_cell(CellResult("ok", output, EMPTY))
+    assert shown.startswith("aaa")
+    assert shown.endswith("zzz")
+    assert "of 50000 characters left out" in shown
+
+
+def test_a_cell_that_shows_nothing_says_so() -> None:
+    assert observe_cell(CellResult("ok", EMPTY, EMPTY)) == "(no output and no value)"
+
+
+def test_errors_limits_and_losses_are_told() -> None:
+    error = CellError("E", "m", "Traceback\n  E: m\n", 3)
+    assert "Traceback" in observe_cell(CellResult("error", EMPTY, EMPTY, error=error))
+    limit = CellResult("limit", EMPTY, EMPTY, limit="memory", namespace_kept=False)
+    assert "memory limit" in observe_cell(limit)
+    assert "as they were before" in observe_cell(limit)
+    lost = CellResult("ok", EMPTY, EMPTY, unrestorable=(Unrestorable("g", "generator: no"),))
+    assert "`g` is not kept" in observe_cell(lost)
+    repaired = CellResult("ok", EMPTY, EMPTY, repaired=("lm",))
+    assert "`lm` belongs to the engine" in observe_cell(repaired)
+    diverged = CellResult("diverged", EMPTY, EMPTY, detail="it changed", namespace_kept=False)
+    assert "it changed" in observe_cell(diverged)
+    assert "as they were before" in observe_death("killed")
+
+
+def test_several_blocks_are_numbered_and_the_skipped_ones_counted() -> None:
+    result = CellResult("ok", EMPTY, EMPTY, value=ValueView("int", Excerpt("1", "", 1), None))
+    text = observe([observe_cell(result, 0, 3)], final=False, skipped=2)
+    assert text.startswith("Block 1:\n=> 1")
+    assert "2 later blocks did not run" in text
+    assert "FINAL was not called" in text
+    assert "still open" not in observe(["done"], final=True, skipped=0)
+    assert "```python" in nudge()
+
+
+@pytest.mark.parametrize(
+    ("code", "parts"),
+    [
+        ("list(range(100000))", ["«list of 100000 items»", "[0, 1, 2", "99999]", "left out"]),
+        ("'ab' * 500000", ["«str of 1000000 characters»", "abab", "left out"]),
+        ("{i: i for i in range(10000)}", ["«dict of 10000 items»", "{0: 0", "9999: 9999}"]),
+        ("[[1, 2], 'x']", ["=> [[1, 2], 'x']"]),
+        ("a = []\na.append(a)\na", ["=> [[...]]"]),
+        ("class B:\n    def __repr__(self): 1/0\nB()", ["whose repr raised ZeroDivisionError"]),
+        ("set(), frozenset(), (1,), {}", ["(set(), frozenset(), (1,), {})"]),
+    ],
+)
+async def test_values_of_cells_are_shown_fit_or_stub(
+    cpython: CpythonKernel, code: str, parts: list[str]
+) -> None:
+    driver = await KernelDriver.open(cpython)
+    shown = observe_cell(await driver.run(code))
+    for part in parts:
+        assert part in shown
+    assert len(shown) < 1500
+
+
+async def test_inspect_pages_and_is_the_standard_module_too(cpython: CpythonKernel) -> None:
+    driver = await KernelDriver.open(cpython)
+    result = await driver.run("text = 'abc' * 5000\ninspect(text, 3000)")
+    assert result.stdout.head.startswith("str of 15000 characters, showing 3000 to 6000")
+    assert "9000 more: inspect(value, 6000)" in result.stdout.head
+    result = await driver.run("inspect({'k': list(range(1000)), 'l': 1}, count=1)")
+    assert "dict of 2 items, showing 0 to 1" in result.stdout.head
+    assert "'k': [0, 1, 2" in result.stdout.head
+    result = await driver.run("class P:\n    def __init__(self): self.a = 1\ninspect(P())")
+    assert "'a': 1" in result.stdout.head
+    await driver.run("import inspect")
+    assert await driver.value("inspect.isfunction(len)") is False
+
+
+async def test_output_keeps_head_and_tail(cpython: CpythonKernel) -> None:
+    driver = await KernelDriver.open(cpython)
+    code = "for i in range(20000):\n    print(f'line {i}')"
+    result = await driver.run(code, limits=KernelLimits())
+    assert result.stdout.head.startswith("line 0\nline 1\n")
+    assert result.stdout.tail.endswith("line 19999\n")
+    assert result.stdout.size == sum(len(f"line {i}\n") for i in range(20000))
