@@ -38,20 +38,27 @@ def judge(attempt: Attempt, outcome: dict[str, Any], secret: str) -> list[str]:
     return faults
 
 
-@pytest.mark.parametrize(("engine", "chapter", "identity"), CASES)
-def test_every_attempt_of_the_chapter_is_denied_or_contained(
-    engine: str, chapter: str, identity: str
-) -> None:
-    secret = f"holdfast-secret-{secrets.token_hex(8)}"
+def run_chapter(engine: str, chapter: str, identity: str, secret: str) -> dict[str, Any]:
+    """Run one chapter in a host of its own and return what it saw."""
     command = [sys.executable, str(DRIVER), engine, chapter, secret]
     environment = {"HOLDFAST_ESCAPE_SECRET": secret, "PATH": os.environ["PATH"]}
     host = subprocess.run(
         command_as(identity, command), capture_output=True, env=environment, timeout=120
     )
     assert host.returncode == 0, host.stderr.decode()
-    document = json.loads(host.stdout)
+    document: dict[str, Any] = json.loads(host.stdout)
+    names = [attempt.name for attempt in read_chapter(engine, chapter)]
+    assert [outcome["name"] for outcome in document["outcomes"]] == names
+    return document
+
+
+@pytest.mark.parametrize(("engine", "chapter", "identity"), CASES)
+def test_every_attempt_of_the_chapter_is_denied_or_contained(
+    engine: str, chapter: str, identity: str
+) -> None:
+    secret = f"holdfast-secret-{secrets.token_hex(8)}"
+    document = run_chapter(engine, chapter, identity, secret)
     attempts = read_chapter(engine, chapter)
-    assert [outcome["name"] for outcome in document["outcomes"]] == [a.name for a in attempts]
     faults = {
         attempt.name: [*found, outcome["text"][:1500]]
         for attempt, outcome in zip(attempts, document["outcomes"], strict=True)
@@ -67,3 +74,14 @@ def test_the_corpus_of_an_engine_has_at_least_eighty_attempts(engine: str) -> No
     attempts = [attempt for name in chapters(engine) for attempt in read_chapter(engine, name)]
     assert len(attempts) >= 80
     assert len({(attempt.name, attempt.code) for attempt in attempts}) == len(attempts)
+
+
+@pytest.mark.parametrize("identity", identities())
+def test_the_trap_notices_every_attempt_that_is_not_confined(identity: str) -> None:
+    secret = f"holdfast-secret-{secrets.token_hex(8)}"
+    document = run_chapter("unconfined", "control", identity, secret)
+    assert document["confinement"] == "none"
+    for attempt, outcome in zip(
+        read_chapter("unconfined", "control"), document["outcomes"], strict=True
+    ):
+        assert judge(attempt, outcome, secret), attempt.name
