@@ -35,9 +35,9 @@ def langgraph(
             took = _converse(path, channel, turns, text, user, assistant)
             size = sum(f.stat().st_blocks * 512 for f in Path(place).iterdir())
         late = statistics.median(took[-100:]) * 1000
-        times = f"{sum(took) / ours['1,000 turns, two messages each']:.0f} times ours"
-        more = f"{size / ours['stored bytes']:.0f} times ours"
-        slower = f"{late / ours['ms per turn at the end']:.0f} times ours"
+        times = f"{sum(took) / ours['1,000 turns, two messages each']:.3g} times ours"
+        more = f"{size / ours['stored bytes']:.3g} times ours"
+        slower = f"{late / ours['ms per turn at the end']:.3g} times ours"
         figures += [
             Figure(f"LangGraph {name}: 1,000 turns", sum(took), "s", note=times),
             Figure(f"LangGraph {name}: ms per turn at the end", late, "ms", note=slower),

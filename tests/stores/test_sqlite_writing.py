@@ -14,6 +14,7 @@ from holdfast.core import facts
 from holdfast.core.errors import (
     Corruption,
     HandleForked,
+    InboxItemNotFound,
     InvalidRef,
     NothingWritten,
     OutcomeUnknown,
@@ -21,7 +22,7 @@ from holdfast.core.errors import (
     PositionConflict,
 )
 from holdfast.core.payloads import slot
-from holdfast.stores.port import Transient
+from holdfast.stores.port import InboxDraft, Transient
 from holdfast.stores.sqlite.store import SqliteSessionStore
 from holdfast.stores.sqlite.writer import Job
 from holdfast.stores.verify import verify
@@ -109,6 +110,28 @@ async def test_a_refused_append_leaves_the_rest_of_its_group_alone(store):
     assert (await store.load_state("bad")).seq == 1
     assert (await verify(store, "good")).ok
     assert (await verify(store, "bad")).ok
+
+
+async def test_an_append_refused_while_it_writes_takes_back_only_its_own(store):
+    plain, late = await start(store, "plain"), await start(store, "late")
+    other = await start(store, "other")
+    await store.put_inbox("late", InboxDraft("first", "message"))
+    async with Hold(store):
+        good = asyncio.create_task(store.append(plain[0], 1, [message(1)]))
+        bad = asyncio.create_task(
+            store.append(late[0], 1, [message(1)], consumes=["first", "missing"])
+        )
+        foreign = asyncio.create_task(store.append(other[0], 1, [message(1, LARGE.bare())]))
+        await submitted(store, 3)
+    await good
+    with pytest.raises(InboxItemNotFound):
+        await bad
+    with pytest.raises(InvalidRef):
+        await foreign
+    assert (await store.load_state("plain")).seq == 2
+    assert (await store.load_state("late")).seq == 1
+    assert [item.key for item in await store.list_inbox("late")] == ["first"]
+    assert (await store.load_state("other")).seq == 1
 
 
 async def test_a_cancelled_append_is_settled_before_the_caller_hears(store):

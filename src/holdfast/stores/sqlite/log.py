@@ -22,7 +22,14 @@ from holdfast.core.log import Batch, extend
 from holdfast.core.payloads import Slot, walk
 from holdfast.core.state import State, empty, fold
 from holdfast.stores import rows, snapshots
-from holdfast.stores.port import Appended, ImportOutcome, InboxDraft, InboxItem, Lease
+from holdfast.stores.port import (
+    ROW_PAYLOAD_BYTES,
+    Appended,
+    ImportOutcome,
+    InboxDraft,
+    InboxItem,
+    Lease,
+)
 from holdfast.stores.sqlite import events, leases, payloads, sessions
 from holdfast.stores.sqlite.database import SQL
 from holdfast.stores.sqlite.sessions import SessionRow
@@ -39,6 +46,14 @@ class Request(NamedTuple):
     consumes: Sequence[str]
     payloads: Sequence[Slot]
     adopt_from: str | None
+
+
+class Prepared(NamedTuple):
+    """An append that is checked and computed, not yet written."""
+
+    row: SessionRow
+    batch: Batch
+    certain: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +93,8 @@ class Log:
         self._store(cursor, row, batch, source)
         return batch.state
 
-    def append(self, request: Request, cursor: apsw.Cursor) -> Appended:
-        """Append one batch."""
+    def prepare(self, request: Request, cursor: apsw.Cursor) -> Prepared:
+        """Check an append against the session's row and compute its batch; write nothing."""
         lease = request.lease
         row = sessions.find(cursor, lease.session)
         leases.check(cursor, row, lease)
@@ -97,6 +112,15 @@ class Log:
             edges=request.edges,
             payloads=request.payloads,
         )
+        given = batch.payloads
+        in_rows = all(item.size <= ROW_PAYLOAD_BYTES for item in given.values())
+        plain = not request.consumes and request.adopt_from is None
+        certain = in_rows and plain and len(batch.refs) == len(given)
+        return Prepared(row, batch, certain)
+
+    def append(self, request: Request, prepared: Prepared, cursor: apsw.Cursor) -> Appended:
+        """Append one batch."""
+        row, batch, _ = prepared
         source = None
         if request.adopt_from is not None:
             source = sessions.find(cursor, request.adopt_from)

@@ -172,8 +172,8 @@ class SqliteSessionStore(SqliteReading):
             large += _large(item for item in (head.vars, head.final) if item is not None)
 
         def job() -> Job[Appended]:
-            work = partial(self._log.append, request)
-            return Job(work, session_id, self._appended, _is_appended)
+            work, prepare = partial(self._log.append, request), partial(self._log.prepare, request)
+            return Job(work, session_id, self._appended, _is_appended, prepare)
 
         if not large:
             return await self._writer.run(job())
