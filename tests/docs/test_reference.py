@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import json
 import pkgutil
@@ -164,5 +165,19 @@ def test_the_architecture_page_lists_every_module_and_no_other():
     page = (ROOT / "docs" / "ARCHITECTURE.md").read_text(encoding="utf-8")
     listed = re.findall(r"^\| `([\w/]+\.py)` \|", page, re.MULTILINE)
     package = ROOT / "src" / "holdfast"
-    there = {str(path.relative_to(package)) for path in package.rglob("*.py")}
-    assert sorted(listed) == sorted(name for name in there if "/__" not in f"/{name}")
+    there = [path for path in package.rglob("*.py") if not path.name.startswith("__")]
+    names = [str(path.relative_to(package)) for path in there]
+    rows = [
+        f"| `{name}` | {_idea(path)} |"
+        for name, path in zip(names, there, strict=True)
+        if name not in listed
+    ]
+    assert rows == [], "rows to add to docs/ARCHITECTURE.md:\n" + "\n".join(rows)
+    assert sorted(listed) == sorted(names)
+
+
+def _idea(path):
+    """Return the first sentence of a module, which says what lives there."""
+    text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+    first = re.split(r"(?<=[.])\s", text.replace("\n", " "), maxsplit=1)[0].rstrip(".")
+    return first[:1].upper() + first[1:]
