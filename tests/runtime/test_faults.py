@@ -1,4 +1,4 @@
-"""A provider that fails in each way at each step, and kernels that die: typed, settled, survived."""
+"""Providers that fail in each way at each step, kernels that die: typed, settled, survived."""
 
 from __future__ import annotations
 
