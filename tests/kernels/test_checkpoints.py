@@ -336,3 +336,16 @@ async def test_host_functions_and_errors_held_in_variables_come_back(
     await driver.reopen()
     driver.answers["lm"] = lambda text: text * 2
     assert await driver.value("(ask('ab'), tools.search('q'), str(error))") == ("abab", ["q"], "x")
+
+
+async def test_what_a_restore_could_not_make_is_told_with_the_next_cell(
+    cpython: CpythonKernel,
+) -> None:
+    driver = await _restored(
+        cpython,
+        "class Once:\n    def __setstate__(self, state):\n        raise RuntimeError('no')\n"
+        "once = Once()\nonce.x = 1",
+    )
+    first = await driver.run("1")
+    assert [item.name for item in first.unrestorable] == ["once"]
+    assert (await driver.run("2")).unrestorable == ()

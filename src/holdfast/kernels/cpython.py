@@ -25,7 +25,7 @@ from holdfast.core.errors import (
     NotRestorable,
 )
 from holdfast.core.records import digest_id
-from holdfast.kernels import confinement, frames
+from holdfast.kernels import confinement, frames, monty_heap
 from holdfast.kernels import manifest as manifests
 from holdfast.kernels.journal import Diverged, Journal
 from holdfast.kernels.pool import Parked, WorkerPool
@@ -45,6 +45,7 @@ from holdfast.kernels.port import (
     KernelSettings,
     OnCall,
     RecordedCall,
+    Unrestorable,
     ValueView,
     Variable,
 )
@@ -366,9 +367,9 @@ class CpythonSession:
             files=(*run.files, *_files(done.files)),
             checkpoint=checkpoint,
             namespace_kept=checkpoint is not None,
-            unrestorable=()
+            unrestorable=lost
             if checkpoint is None
-            else manifests.unrestorable(checkpoint.manifest, before),
+            else (*lost, *manifests.unrestorable(checkpoint.manifest, before)),
             repaired=tuple(done.repaired),
             cpu_ns=run.watch.cpu_ns,
         )
@@ -480,14 +481,18 @@ class CpythonSession:
         for slot in manifests.slots(manifest):
             if slot.data is None:
                 worker.send_raw(frames.chunk_frame(await self._chunk(slot)))
-        await self._reply(worker, frames.LoadedFrame)
+        loaded = await self._reply(worker, frames.LoadedFrame)
+        self._lost += tuple(Unrestorable(name, reason) for name, reason in loaded.lost)
 
     async def _chunk(self, slot: payloads.Slot) -> bytes:
         if slot.data is not None:
             return slot.data
+        return payloads.check_bytes(slot, await self._fetched(slot.id))
+
+    async def _fetched(self, chunk: str) -> bytes:
         if self._fetch is None:
-            raise NotRestorable(f"the chunk {slot.id!r} cannot be read: open with `fetch`")
-        return payloads.check_bytes(slot, await self._fetch(slot.id))
+            raise NotRestorable(f"the chunk {chunk!r} cannot be read: open with `fetch`")
+        return await self._fetch(chunk)
 
     async def _bind(self, worker: Worker, name: str, value: Encoded) -> None:
         frame = {
@@ -551,14 +556,22 @@ class CpythonSession:
                 self._pool.idle(self)
 
     async def restore(self, manifest: Mapping[str, Any]) -> None:
-        """Put this namespace in place of the present one."""
-        manifests.check(manifest)
+        """Put this namespace in place of the present one; of the other engine's, the plain data."""
+        plain: dict[str, Encoded] = {}
+        others: dict[str, str] = {}
+        own: Mapping[str, Any] | None = manifest
+        if manifest.get("engine") == monty_heap.ENGINE:
+            plain, others = await monty_heap.plain_variables(manifest, self._fetched)
+            own = None
+        else:
+            manifests.check(manifest)
         async with self._using:
             if self.worker is not None:
                 self._pool.reclaim(self)
-            self.manifest = manifest
-            self._inputs.clear()
-            self._chunks.reset(manifest)
+            self.manifest = own
+            self._inputs = plain
+            self._lost = [Unrestorable(name, reason) for name, reason in others.items()]
+            self._chunks.reset(own)
 
     async def variables(self) -> list[Variable]:
         """List the names of the namespace, from its last checkpoint."""
