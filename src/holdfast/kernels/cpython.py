@@ -339,6 +339,7 @@ class CpythonSession:
 
     def _result(self, run: _Run, done: frames.DoneFrame) -> CellResult:
         before = self.manifest
+        lost, self._lost = self._lost, ()
         checkpoint = None
         if done.checkpoint is not None:
             checkpoint = self._keep(done.checkpoint)
