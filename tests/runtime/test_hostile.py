@@ -158,11 +158,16 @@ NAMES = (
 )
 
 
-async def test_files_with_any_name_are_read_recorded_and_found_again(tmp_path: Path) -> None:
-    area = tmp_path / "area"
+def area_with_odd_names(place: Path) -> Path:
+    area = place / "area"
     area.mkdir()
     for name in NAMES:
-        Path(os.fsdecode(os.path.join(os.fsencode(area), name))).write_bytes(b"in " + name)
+        (area / os.fsdecode(name)).write_bytes(b"in " + name)
+    return area
+
+
+async def test_files_with_any_name_are_read_recorded_and_found_again(tmp_path: Path) -> None:
+    area = area_with_odd_names(tmp_path)
     code = cell(
         f"import os\nroot = os.fsencode({str(area)!r})\nfound = {{}}\n"
         "for name in sorted(os.listdir(root)):\n"
