@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import pty
+import subprocess
+import sys
 
 from conftest import COMMAND, cell
 
@@ -124,3 +126,24 @@ def test_text_that_looks_like_code_refs_or_flags_is_only_text(shell):
     assert text == injected
     assert looks_like_a_ref == {"$dict": [["$ref", "sha256:00"]]}
     assert shell.json("verify")["ok"]
+
+
+def test_warnings_that_quote_hostile_text_are_harmless(shell):
+    program = (
+        "import logging, sys\n"
+        "from holdfast.cli.main import run\n"
+        "run(['config', '--json'])\n"
+        "try:\n    raise ValueError(sys.argv[1])\n"
+        "except ValueError:\n"
+        "    logging.getLogger('holdfast.runtime').warning('oh %s', sys.argv[1], exc_info=True)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, HOSTILE],
+        cwd=shell.place,
+        env=shell.environment,
+        capture_output=True,
+        encoding="utf-8",
+        check=True,
+    )
+    assert done.stderr.count("start") == 2
+    assert_harmless(done.stderr)

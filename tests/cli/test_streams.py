@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import pty
 import subprocess
 import sys
 
-from conftest import cell
+from conftest import COMMAND, cell, until
 
 
 def test_only_the_result_is_on_standard_output(shell):
@@ -14,6 +16,25 @@ def test_only_the_result_is_on_standard_output(shell):
     assert done.stdout == "x\n"
     assert done.stderr.splitlines()[0].startswith("session s-")
     assert "turn 1: final" in done.stderr
+
+
+def test_a_terminal_shows_steps_tokens_cost_and_the_code_that_runs(shell):
+    go = shell.place / "go"
+    model = shell.script(until(go, "FINAL('whole')"))
+    process, terminal = pty.fork()
+    if process == 0:
+        os.chdir(shell.place)
+        words = ["run", "hi", "--model", model, "--session-id", "a"]
+        environment = shell.environment | {"TERM": "xterm-256color", "COLUMNS": "100"}
+        os.execve(COMMAND[0], [*COMMAND, *words], environment)
+    shown = b""
+    while not all(part in shown for part in (b"step 1", b"tokens", b"$0", b"while not os.path")):
+        shown += os.read(terminal, 65536)
+    go.touch()
+    while b"whole" not in shown:
+        shown += os.read(terminal, 65536)
+    os.waitpid(process, 0)
+    os.close(terminal)
 
 
 def test_quiet_leaves_standard_error_empty(shell):

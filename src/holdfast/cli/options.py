@@ -35,6 +35,7 @@ def command(name: str) -> Callable[[Callable[..., int | None]], click.Command]:
 
     def wrap(function: Callable[..., int | None]) -> click.Command:
         def run(context: click.Context, store: str | None, as_json: bool, **options: Any) -> Any:
+            _log_to_standard_error()
             return function(Call(store or context.obj, as_json), **options)
 
         # The function's own options and help text go along with it.
@@ -49,6 +50,21 @@ def command(name: str) -> Callable[[Callable[..., int | None]], click.Command]:
         return made
 
     return wrap
+
+
+def _log_to_standard_error() -> None:
+    """Show warnings of the library; they may quote what a model or a user wrote."""
+    import logging
+
+    class CleanFormatter(logging.Formatter):
+        def format(self, record: logging.LogRecord) -> str:
+            return clean(super().format(record))
+
+    logger = logging.getLogger("holdfast")
+    if not logger.hasHandlers():
+        handler = logging.StreamHandler()
+        handler.setFormatter(CleanFormatter("%(levelname)s %(name)s: %(message)s"))
+        logger.addHandler(handler)
 
 
 session_argument = click.argument("session")
