@@ -100,6 +100,19 @@ async def test_the_plain_data_of_a_cpython_session_is_taken_over(
     assert [lost.name for lost in result.unrestorable] == ["f"]
 
 
+async def test_the_cpython_engine_takes_over_the_plain_data_of_a_monty_session(
+    monty: MontyKernel, cpython: CpythonKernel
+) -> None:
+    driver = await KernelDriver.open(monty)
+    await driver.run("rows = [1, 'two', (3.0,)]\ntext = 'x' * 5000\ndef f():\n    return 1")
+    await driver.reopen(cpython)
+    result = await driver.run("n = len(text)\nrows.append(n)")
+    assert [lost.name for lost in result.unrestorable] == ["f"]
+    assert await driver.value("rows") == [1, "two", (3.0,), 5000]
+    await driver.reopen()
+    assert await driver.value("rows") == [1, "two", (3.0,), 5000]
+
+
 async def test_what_is_plain_can_be_read_from_a_monty_checkpoint_by_anybody(
     monty: MontyKernel,
 ) -> None:

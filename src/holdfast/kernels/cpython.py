@@ -161,6 +161,7 @@ class CpythonSession:
         self._fetch = fetch
         self._chunks = manifests.Chunks()
         self._inputs: dict[str, Encoded] = {}
+        self._lost: tuple[Unrestorable, ...] = ()
         self._pure = {function.path for function in settings.functions if function.pure}
         self._run: _Run | None = None
         self._interrupted = False
@@ -571,7 +572,7 @@ class CpythonSession:
                 self._pool.reclaim(self)
             self.manifest = own
             self._inputs = plain
-            self._lost = [Unrestorable(name, reason) for name, reason in others.items()]
+            self._lost = tuple(Unrestorable(name, reason) for name, reason in others.items())
             self._chunks.reset(own)
 
     async def variables(self) -> list[Variable]:
