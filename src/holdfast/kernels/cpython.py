@@ -369,9 +369,7 @@ class CpythonSession:
             files=(*run.files, *_files(done.files)),
             checkpoint=checkpoint,
             namespace_kept=checkpoint is not None,
-            unrestorable=lost
-            if checkpoint is None
-            else (*lost, *manifests.unrestorable(checkpoint.manifest, before)),
+            unrestorable=_merged(lost, checkpoint, before),
             repaired=tuple(done.repaired),
             cpu_ns=run.watch.cpu_ns,
         )
@@ -599,6 +597,19 @@ class CpythonSession:
             self._pool.reclaim(self)
         self.manifest = None
         self._inputs.clear()
+
+
+def _merged(
+    lost: tuple[Unrestorable, ...],
+    checkpoint: Checkpoint | None,
+    before: Mapping[str, Any] | None,
+) -> tuple[Unrestorable, ...]:
+    """Return what a restore could not make and what this checkpoint does not keep, each once."""
+    if checkpoint is None:
+        return lost
+    told = {item.name for item in lost}
+    new = manifests.unrestorable(checkpoint.manifest, before)
+    return (*lost, *(item for item in new if item.name not in told))
 
 
 def _files(reads: Sequence[tuple[str, str]]) -> tuple[FileRead, ...]:
