@@ -36,8 +36,9 @@ from holdfast.testing.store_model import ModelSession, ModelStore
 
 T = TypeVar("T")
 
-SESSIONS = st.sampled_from(["s-a", "s-b", "s-c"])
-PLACES = st.integers(0, 1)
+# Uneven, so that most commands meet a session that has something in it.
+SESSIONS = st.sampled_from(["s-a", "s-a", "s-a", "s-b", "s-c"])
+PLACES = st.sampled_from([0, 0, 1])
 HANDLES = st.integers(0, 1)
 PICKS = st.integers(0, 40)
 TEXTS = st.sampled_from(
