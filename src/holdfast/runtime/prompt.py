@@ -17,7 +17,7 @@ PROMPT_VERSION = 1
 LEAF_CARD = """\
 Model calls from code
 - `lm(prompt, system=None)` asks a model one question and returns its text; put what it needs into
-  the prompt. A call that fails raises `CallError`.
+  the prompt. A call that fails raises a `RuntimeError` that says why.
 - `map_lm(prompts, system=None)` asks many at once and returns the answers in order; a failed one
   is `{"failed": True, "index": i, "error": …}`. At most %d prompts in one call."""
 
