@@ -40,4 +40,5 @@ def test_every_page_can_be_reached_from_the_readme():
             path = (page.parent / target.partition("#")[0]).resolve()
             if path.suffix == ".md" and path.exists():
                 queue.append(path)
-    assert set(PAGES) - reached == set()
+    lost = sorted(page_id(page) for page in set(PAGES) - reached)
+    assert lost == [], "link these from README.md or from the README.md of their folder"
