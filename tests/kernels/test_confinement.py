@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import select
+import signal
 import subprocess
 import sys
 import tempfile
@@ -300,6 +301,8 @@ if sys.argv[1:] == []:
     parent.kill()
     parent.communicate(timeout=30)
     ended, _, _ = select.select([watched], [], [], 10)
+    if not ended:
+        signal.pidfd_send_signal(watched, signal.SIGKILL)
     os.close(watched)
     assert ended
 
