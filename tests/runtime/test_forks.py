@@ -73,3 +73,14 @@ async def test_nothing_is_created_where_there_is_no_such_head(lab: Lab) -> None:
         await runtime.fork("s-none", session_id="copy")
     with pytest.raises(SessionNotFound):
         await runtime.state("copy")
+
+
+async def test_a_script_tells_a_fork_from_its_source_by_its_own_first_message(lab: Lab) -> None:
+    runtime = await lab.open(replies(*STEPS))
+    source = await runtime.start()
+    await source.send("one")
+    fork = await source.fork()
+    await fork.send("two")
+    await source.send("three")
+    assert [request.first_user_text for request in lab.requests] == ["one", "two", "one"]
+    assert [request.ordinal for request in lab.requests] == [0, 0, 1]

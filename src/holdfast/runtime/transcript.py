@@ -52,16 +52,23 @@ async def read_message(store: SessionStore, session_id: str, role: str, content:
 
 @dataclass(slots=True)
 class Transcript:
-    """The messages kept for the model, with a rough count of their tokens."""
+    """The messages kept for the model, with a rough count of their tokens.
+
+    `first_user_text` is of this session's own first user message: a fork's is not its source's.
+    """
 
     messages: list[Message] = field(default_factory=list)
     first_user_text: str = ""
     tokens: int = 0
 
     def add(self, message: Message) -> None:
-        """Append one message."""
+        """Append one message that this session's log has got."""
         if message.role == "user" and not self.first_user_text:
             self.first_user_text = message.text
+        self.keep(message)
+
+    def keep(self, message: Message) -> None:
+        """Append one message, the session's own or inherited."""
         self.messages.append(message)
         self.tokens += estimate_tokens(message.text)
 
@@ -77,9 +84,8 @@ async def load_transcript(
     """Return the kept transcript of a session."""
     transcript = Transcript()
     async for role, content in kept_messages(store, session_id, compact_from, None):
-        transcript.add(await read_message(store, session_id, role, content))
-    if compact_from is not None:
-        transcript.first_user_text = await _first_user_text(store, session_id)
+        transcript.keep(await read_message(store, session_id, role, content))
+    transcript.first_user_text = await _first_user_text(store, session_id)
     return transcript
 
 
@@ -115,9 +121,12 @@ async def _inherited(store: SessionStore, session_id: str) -> AsyncIterator[tupl
 
 
 async def _first_user_text(store: SessionStore, session_id: str) -> str:
-    async for role, content in kept_messages(store, session_id, None, None):
-        if role == "user":
-            return (await read_message(store, session_id, role, content)).text
+    # The first message of a log is always a user's: a turn begins with it.
+    events = await store.read_events(session_id, limit=1, types=[MessageAppended.TYPE])
+    for event in events:
+        fact = event.fact()
+        if isinstance(fact, MessageAppended) and fact.role == "user":
+            return (await read_message(store, session_id, fact.role, fact.content)).text
     return ""
 
 
