@@ -147,8 +147,12 @@ def available() -> Report:
     return Report(version, has_seccomp, tuple(missing), tuple(notes))
 
 
-def prepare(*, renew: bool = False) -> None:
-    """Collect the rules that every worker has, ahead of `confine`, while nobody waits for it."""
+def prepare(read_paths: tuple[str, ...] = (), *, renew: bool = False) -> None:
+    """Collect the rules that every worker has, ahead of `confine`, while nobody waits for it.
+
+    Processes that are forked from here share one collection: only one of them may add to it, and
+    `renew` makes another for the next.
+    """
     global _prepared
     version = landlock.abi()
     if renew and _prepared is not None:
@@ -158,6 +162,8 @@ def prepare(*, renew: bool = False) -> None:
         _prepared = landlock.Ruleset(version)
         for path, access in _interpreter_paths():
             _prepared.allow(path, access)
+        for path in read_paths:
+            _prepared.allow(path, landlock.READ)
 
 
 def confine(policy: Policy) -> Report:

@@ -12,7 +12,6 @@ import asyncio
 import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from holdfast.core import payloads, values
@@ -166,6 +165,11 @@ class CpythonSession:
         self._run: _Run | None = None
         self._interrupted = False
         self._using = asyncio.Lock()
+
+    @property
+    def own_paths(self) -> bool:
+        """Return whether its cells may read paths."""
+        return bool(self.settings.read_roots)
 
     @property
     def reclaim_cost(self) -> int | None:
@@ -454,7 +458,7 @@ class CpythonSession:
         settings = self.settings
         limits = settings.limits
         policy = {
-            "read_paths": (*settings.read_roots, *_own_code()),
+            "read_paths": settings.read_roots,
             "memory_bytes": limits.memory_bytes,
             "open_files": limits.open_files,
             "parent_pid": worker.parent,
@@ -614,9 +618,3 @@ def _merged(
 
 def _files(reads: Sequence[tuple[str, str]]) -> tuple[FileRead, ...]:
     return tuple(FileRead(path, digest) for path, digest in reads)
-
-
-def _own_code() -> tuple[str, ...]:
-    """Return the directories from which a worker loads parts of itself late."""
-    package = Path(__file__).resolve().parent.parent
-    return (str(package / "core"), str(package / "kernels"))

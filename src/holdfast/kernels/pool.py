@@ -26,6 +26,11 @@ class Holder(Protocol):
     worker: Worker | None
 
     @property
+    def own_paths(self) -> bool:
+        """Return whether it may read paths that other sessions may not."""
+        ...
+
+    @property
     def reclaim_cost(self) -> int | None:
         """Return what taking its worker back would cost; None if it is in use."""
         ...
@@ -75,7 +80,7 @@ class WorkerPool:
             heapq.heapify(self._waiting)
             self.notify()
         try:
-            holder.worker = await self.nursery.spawn()
+            holder.worker = await self.nursery.spawn(own_paths=holder.own_paths)
         except BaseException:
             self._holders.remove(holder)
             self.notify()

@@ -77,15 +77,19 @@ class Nursery:
         if not answer.done():
             answer.set_result(int.from_bytes(number, "big"))
 
-    async def spawn(self) -> Worker:
-        """Fork a worker; it is not confined before it is opened."""
+    async def spawn(self, *, own_paths: bool) -> Worker:
+        """Fork a worker, with rules of its own if its session may read paths.
+
+        It is not confined before it is opened.
+        """
         parent = self.start()
         assert self._control is not None
         ours, theirs = socket.socketpair()
         answer = asyncio.get_running_loop().create_future()
         with theirs:
             try:
-                socket.send_fds(self._control, [b"F"], [theirs.fileno()])
+                kind = b"F" if own_paths else b"A"
+                socket.send_fds(self._control, [kind], [theirs.fileno()])
                 self._answers.append(answer)
                 worker = Worker(await answer, parent, self)
             except OSError as error:

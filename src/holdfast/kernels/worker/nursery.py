@@ -18,7 +18,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import NoReturn
 
-FORK, REAP = b"F"[0], b"R"[0]
+FORK_ALIKE, FORK, REAP = b"A"[0], b"F"[0], b"R"[0]
 WARM = (
     *("resource", "ctypes", "holdfast.kernels.confinement", "hashlib", "json", "datetime"),
     *("holdfast.core.values", "random", "traceback", "threading", "re", "collections", "typing"),
@@ -38,12 +38,16 @@ class Nursery:
     def serve(self) -> NoReturn:
         """Fork and reap until the host goes away."""
         self._warm()
+        self._prepare()
         while True:
             request, ancillary, _, _ = self._control.recvmsg(16, _socket.CMSG_SPACE(4))
             if not request:
                 os._exit(0)
-            if request[0] == FORK:
+            if request[0] in (FORK, FORK_ALIKE):
                 self._fork(int.from_bytes(ancillary[0][2], sys.byteorder))
+                if request[0] == FORK:
+                    # That worker adds paths of its session to rules that are one kernel object.
+                    self._prepare(renew=True)
             elif request[0] == REAP:
                 # Until here its number could not be given to another process.
                 os.waitpid(int.from_bytes(request[1:], "big"), 0)
@@ -55,10 +59,12 @@ class Nursery:
             self._worker.serve(descriptor)
         os.close(descriptor)
         self._control.send(process.to_bytes(4, "big"))
-        confinement = sys.modules.get("holdfast.kernels.confinement")
-        if confinement is not None:
-            # The rules are one kernel object, to which that worker adds its own.
-            confinement.prepare(renew=True)
+
+    def _prepare(self, *, renew: bool = False) -> None:
+        from holdfast.kernels import confinement
+
+        packages = (sys.modules["holdfast.core"], sys.modules["holdfast.kernels"])
+        confinement.prepare(tuple(package.__path__[0] for package in packages), renew=renew)
 
     def _warm(self) -> None:
         """Import what most cells need, for as long as nobody waits."""
@@ -68,6 +74,5 @@ class Nursery:
             if select.select([self._control], (), (), 0)[0]:
                 return
             __import__(name)
-        sys.modules["holdfast.kernels.confinement"].prepare()
         gc.collect()
         gc.freeze()
