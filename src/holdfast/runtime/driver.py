@@ -34,13 +34,13 @@ from holdfast.runtime.evaluation import checkpoint_slots
 from holdfast.runtime.journal import Journal, hydrate
 from holdfast.runtime.results import BudgetExceeded, Failed, Stopped, Suspended, TurnResult
 from holdfast.runtime.shelter import ended
+from holdfast.runtime.stops import stop_item
 from holdfast.runtime.transcript import Transcript, load_transcript, message_slots
 from holdfast.stores.port import InboxItem, Lease, SessionStore
 
 logger = logging.getLogger("holdfast.runtime")
 
 REVIVALS_WITHOUT_OUTCOME = 2
-INBOX_LOOK_SECONDS = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +88,7 @@ class Driver:
         model: Callable[[str], Model],
         kernels: Kernels,
         leaf_gate: asyncio.Semaphore,
+        stop_asked: asyncio.Event,
         warm: Warm | None = None,
     ) -> None:
         self.lease = lease
@@ -98,6 +99,7 @@ class Driver:
         self._model = model
         self._kernels = kernels
         self._leaf_gate = leaf_gate
+        self._stop_asked = stop_asked
         self._active: Drive | None = None
 
     @property
@@ -137,7 +139,7 @@ class Driver:
 
     async def settle_stop(self) -> Stopped | None:
         """End the session if someone asked for it; None if nobody did."""
-        item = await self._stop_item()
+        item = await stop_item(self._store, self.lease.session)
         if item is None:
             return None
         turn = self.state.turn
@@ -309,10 +311,10 @@ class Driver:
     async def _driven(self, drive: Drive) -> TurnResult:
         """Drive the open turn, while watching for a stop request and for being broken off."""
         work = asyncio.ensure_future(drive.turn())
-        stop = asyncio.ensure_future(self._until_stop())
+        stop = asyncio.ensure_future(self._stop_asked.wait())
         try:
             await asyncio.wait({work, stop}, return_when=asyncio.FIRST_COMPLETED)
-            if not work.done() and stop.exception() is None:
+            if not work.done():
                 await ended(work)
                 stopped = await self.settle_stop()
                 if stopped is not None:
@@ -321,20 +323,6 @@ class Driver:
         finally:
             await ended(work)
             await ended(stop)
-
-    async def _until_stop(self) -> None:
-        """Return once the inbox holds a stop request."""
-        async with self._store.subscribe_all() as hints:
-            while await self._stop_item() is None:
-                hint = await anext(aiter(hints))
-                while getattr(hint, "session", "") not in ("", self.lease.session):
-                    hint = await anext(aiter(hints))
-                # One look serves all hints of a moment: most are this driver's own appends.
-                await asyncio.sleep(INBOX_LOOK_SECONDS)
-
-    async def _stop_item(self) -> InboxItem | None:
-        items = await self._store.list_inbox(self.lease.session)
-        return next((item for item in items if item.kind == "stop"), None)
 
     async def _queued(self) -> Work | None:
         for item in await self._store.list_inbox(self.lease.session):

@@ -43,6 +43,7 @@ from holdfast.runtime.reads import Reads
 from holdfast.runtime.results import Queued, Stopped, TurnResult
 from holdfast.runtime.settings import Resolved, resolve
 from holdfast.runtime.shelter import carried_through
+from holdfast.runtime.stops import Stops
 from holdfast.stores.choose import find_folder, open_store
 from holdfast.stores.port import (
     InboxDraft,
@@ -119,6 +120,7 @@ class Runtime(Reads):
         self._models: dict[str, Model] = dict(models or {})
         self._kernels = kernels or Kernels()
         self._leaf_gate = asyncio.Semaphore(resolved.settings.leaf_concurrency)
+        self._stops = Stops(store)
         self._owns_store = owns_store
         self._claims: dict[str, _Claim] = {}
         self._warm: OrderedDict[str, Warm] = OrderedDict()
@@ -279,6 +281,7 @@ class Runtime(Reads):
         for claim in claims:
             await claim.over.wait()
         await self.settled()
+        await self._stops.close()
         await self._kernels.close()
         for model in self._models.values():
             await model.close()
@@ -321,8 +324,9 @@ class Runtime(Reads):
         driver: Driver | None = None
         failed, interrupted = True, False
         try:
-            driver = await self._driver(session_id, takeover, needs_agent)
-            yield driver
+            with self._stops.watching(session_id) as watch:
+                driver = await self._driver(session_id, takeover, needs_agent, watch.asked)
+                yield driver
             failed = False
         except asyncio.CancelledError:
             interrupted = True
@@ -343,7 +347,9 @@ class Runtime(Reads):
         if driver.state.status == "idle" and await self._has_queued(session_id):
             self._spawn(self._recover_one(session_id))
 
-    async def _driver(self, session_id: str, takeover: bool, needs_agent: bool) -> Driver:
+    async def _driver(
+        self, session_id: str, takeover: bool, needs_agent: bool, stop_asked: asyncio.Event
+    ) -> Driver:
         """Take a session's lease and what is needed to drive it."""
         state = await self.store.load_state(session_id)
         if needs_agent and state.agent not in self.agents:
@@ -366,6 +372,7 @@ class Runtime(Reads):
             model=self._model,
             kernels=self._kernels,
             leaf_gate=self._leaf_gate,
+            stop_asked=stop_asked,
             warm=self._warm.pop(session_id, None),
         )
 
