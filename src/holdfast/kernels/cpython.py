@@ -51,16 +51,6 @@ from holdfast.kernels.port import (
 from holdfast.kernels.watch import Watch
 from holdfast.kernels.workers import Lost, Worker
 
-CARD = """\
-Code runs in a CPython interpreter of its own with the full standard library; third-party packages
-are not installed. Variables, functions, classes and imports stay from cell to cell. Generators,
-open files, locks and threads do not: finish with them within a cell, or keep a list instead. There
-is no network, no subprocess and no writing of files; reading works where the task says so. The
-clock stands still while a cell runs and moves when a call returns. The value of the last
-expression is shown, as is what is printed; `inspect(value, start)` pages through a big value.
-`FINAL(value)` ends the turn with plain data: text, numbers, lists, dicts.
-"""
-
 OUTPUT_FIT = 12_000
 VALUE_FIT = 4_000
 STALL_SECONDS = 2.0
@@ -460,6 +450,7 @@ class CpythonSession:
         policy = {
             "read_paths": settings.read_roots,
             "memory_bytes": limits.memory_bytes,
+            "threads": limits.processes,
             "open_files": limits.open_files,
             "parent_pid": worker.parent,
         }

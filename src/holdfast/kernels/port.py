@@ -34,13 +34,17 @@ class Encoded:
 
 @dataclass(frozen=True, slots=True)
 class KernelLimits:
-    """What one cell may use. CPU time does not count while the cell waits for the host."""
+    """What one cell may use. No time counts while the cell waits for the host.
+
+    Memory, processes (which are the threads of a worker: it never starts another process) and
+    open files are fixed when a session's worker starts; the others may differ from cell to cell.
+    """
 
     memory_bytes: int = 1 << 30
     cpu_seconds: float = 60.0
     wall_seconds: float = 600.0
     output_bytes: int = 4 << 20
-    processes: int = 0
+    processes: int = 64
     open_files: int = 128
 
 

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 FORK_ALIKE, FORK, REAP = b"A"[0], b"F"[0], b"R"[0]
 WARM = (
     *("resource", "ctypes", "holdfast.kernels.confinement", "hashlib", "json", "datetime"),
-    *("holdfast.core.values", "random", "traceback", "threading", "re", "collections", "typing"),
-    *("dataclasses", "enum", "inspect", "asyncio", "concurrent.futures.thread", "statistics"),
+    *("holdfast.core.values", "traceback", "threading", "re", "collections", "typing"),
+    *("dataclasses", "enum", "inspect", "asyncio", "concurrent.futures.thread"),
 )
 
 
