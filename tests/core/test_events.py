@@ -22,8 +22,9 @@ from holdfast.core.events import (
     now,
     stamp,
 )
+from holdfast.core.fold import fold
 from holdfast.core.payloads import slot
-from holdfast.core.state import empty, fold
+from holdfast.core.state import empty
 
 
 @given(choices)

@@ -11,12 +11,13 @@ from walks import AT, choices, walk
 from holdfast.core import facts, values
 from holdfast.core.errors import InvalidInput
 from holdfast.core.events import chain_start, check_digest, event_from_record, fact_from_data
+from holdfast.core.fold import fold
 from holdfast.core.heads import EdgeDraft, HeadDraft, content_id, publish, relate
 from holdfast.core.ids import friendly_name
 from holdfast.core.log import extend
 from holdfast.core.payloads import slot_of_bytes, to_record
 from holdfast.core.records import canonical, digest_id, record_id
-from holdfast.core.state import empty, fold
+from holdfast.core.state import empty
 
 VECTORS = json.loads((files("holdfast.testing") / "vectors.json").read_text("utf-8"))
 

@@ -15,10 +15,11 @@ from holdfast.core.errors import (
     ReadOnlySession,
 )
 from holdfast.core.events import Event, chain_start, check_digest, event_digest
+from holdfast.core.fold import fold
 from holdfast.core.heads import EdgeDraft, HeadDraft
 from holdfast.core.log import extend
 from holdfast.core.payloads import Erased, Slot, manifest, slot, to_record
-from holdfast.core.state import State, fold
+from holdfast.core.state import State
 from holdfast.core.status import LEGAL, STATUSES, check_legal
 
 BIG = slot("b" * 600, "message")

@@ -7,9 +7,10 @@ from hypothesis import strategies as st
 from walks import AT, begin, choices, walk
 
 from holdfast.core import facts
+from holdfast.core.fold import fold
 from holdfast.core.log import extend
 from holdfast.core.payloads import slot
-from holdfast.core.state import State, empty, fold
+from holdfast.core.state import State, empty
 from holdfast.testing.histories import finish_turn, start_turn
 
 

@@ -66,8 +66,8 @@ def same(a: object, b: object) -> bool:
         return False
     if isinstance(a, float):
         assert isinstance(b, float)
-        return (
-            math.isnan(a) and math.isnan(b) or (a == b and math.copysign(1, a) == math.copysign(1, b))
+        return (math.isnan(a) and math.isnan(b)) or (
+            a == b and math.copysign(1, a) == math.copysign(1, b)
         )
     if isinstance(a, complex):
         assert isinstance(b, complex)

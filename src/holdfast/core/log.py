@@ -14,10 +14,11 @@ from holdfast.core import facts, heads
 from holdfast.core.errors import HeadConflict, InvalidInput, InvalidRef, ReadOnlySession
 from holdfast.core.events import Event, slots_of, stamp
 from holdfast.core.facts import Fact, HeadPublished
+from holdfast.core.fold import apply
 from holdfast.core.heads import EdgeDraft, HeadDraft
 from holdfast.core.ids import check_key
 from holdfast.core.payloads import Slot, check_bytes, manifest_slots
-from holdfast.core.state import State, apply
+from holdfast.core.state import State
 from holdfast.core.status import check_legal
 
 _NUMBERED: dict[type[Fact], str] = {

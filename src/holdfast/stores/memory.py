@@ -20,11 +20,12 @@ from holdfast.core.errors import (
 )
 from holdfast.core.events import Event, now
 from holdfast.core.facts import Fact, SessionStarted
+from holdfast.core.fold import fold
 from holdfast.core.heads import EdgeDraft, HeadDraft
 from holdfast.core.ids import check_content_id, check_id, check_key, new_owner_id
 from holdfast.core.log import Batch, extend
 from holdfast.core.payloads import Slot, check_bytes, manifest_slots, walk
-from holdfast.core.state import State, empty, fold
+from holdfast.core.state import State, empty
 from holdfast.stores import rows
 from holdfast.stores.feed import Feed, HintSubscription, SessionSubscription
 from holdfast.stores.port import (

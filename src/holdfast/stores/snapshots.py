@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 import msgspec
 
-from holdfast.core.state import FOLD_VERSION, State
+from holdfast.core.fold import FOLD_VERSION
+from holdfast.core.state import State
 from holdfast.stores.rows import snapshot_check
 
 SNAPSHOT_EVENTS = 64

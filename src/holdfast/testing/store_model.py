@@ -28,9 +28,10 @@ from holdfast.core.errors import (
 )
 from holdfast.core.events import Event
 from holdfast.core.facts import SessionStarted
+from holdfast.core.fold import fold
 from holdfast.core.log import Batch, extend
 from holdfast.core.payloads import Slot, from_record, is_slot, manifest_slots, walk
-from holdfast.core.state import State, empty, fold
+from holdfast.core.state import State, empty
 from holdfast.stores.port import InboxDraft, InboxItem, Lease
 from holdfast.testing.histories import Move
 

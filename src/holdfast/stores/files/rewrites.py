@@ -14,8 +14,9 @@ from dataclasses import replace
 from holdfast.blobs.disk import TEMPORARY
 from holdfast.core.errors import HoldfastError, OutcomeUnknown, SessionDeleted
 from holdfast.core.events import Event, now
+from holdfast.core.fold import fold
 from holdfast.core.records import canonical
-from holdfast.core.state import empty, fold
+from holdfast.core.state import empty
 from holdfast.stores import rows
 from holdfast.stores.files import derived
 from holdfast.stores.files.inbox_file import item_line

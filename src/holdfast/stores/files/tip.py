@@ -15,8 +15,9 @@ from typing import Any
 import msgspec
 
 from holdfast.core.errors import Corruption, InvalidRecord
+from holdfast.core.fold import FOLD_VERSION, fold
 from holdfast.core.records import Record, canonical
-from holdfast.core.state import FOLD_VERSION, State, empty, fold
+from holdfast.core.state import State, empty
 from holdfast.stores.files.inbox_file import InboxFile
 from holdfast.stores.files.log_file import LogFile
 

@@ -14,7 +14,8 @@ import msgspec
 
 from holdfast.core.errors import Corruption
 from holdfast.core.events import Event, chain_start, check_digest
-from holdfast.core.state import State, apply, empty
+from holdfast.core.fold import apply
+from holdfast.core.state import State, empty
 from holdfast.stores import snapshots
 from holdfast.stores.sqlite.database import SQL
 from holdfast.stores.sqlite.sessions import SessionRow

@@ -16,11 +16,12 @@ from holdfast.blobs.port import BlobStore
 from holdfast.core.errors import PositionConflict
 from holdfast.core.events import Event, now
 from holdfast.core.facts import Fact, SessionStarted
+from holdfast.core.fold import fold
 from holdfast.core.heads import EdgeDraft, HeadDraft
 from holdfast.core.ids import check_key
 from holdfast.core.log import Batch, extend
 from holdfast.core.payloads import Slot, walk
-from holdfast.core.state import State, empty, fold
+from holdfast.core.state import State, empty
 from holdfast.stores import rows, snapshots
 from holdfast.stores.port import (
     ROW_PAYLOAD_BYTES,
