@@ -1,4 +1,4 @@
-"""Any value that is accepted comes back equal, of equal type and order, and nothing can forge a tag."""
+"""Any accepted value comes back equal, of equal type and order; nothing can forge a tag."""
 
 import math
 from collections import OrderedDict
