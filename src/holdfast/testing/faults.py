@@ -293,14 +293,14 @@ class _Disk:
         self.root = root
         self.names: dict[str, _File | None] = {root: None}  # None is a directory
         self.durable: dict[str, _File | None] = {root: None}
-        self.loose: list[Step] = []
+        self.loose: list[tuple[Step, _File | None]] = []
 
     def take(self, step: Step) -> None:
         """Do what one step does."""
         path = step.path
         if step.kind in ("create", "append", "write") and path not in self.names:
             self.names[path] = _File()
-            self.loose.append(step)
+            self.loose.append((step, self.names[path]))
         entry = self.names.get(path)
         if step.kind in ("create", "append", "write", "truncate") and entry is not None:
             offset = len(entry.now) if step.kind == "append" else step.offset
@@ -310,35 +310,33 @@ class _Disk:
         elif step.kind == "sync" and entry is not None:
             entry.synced, entry.since = bytearray(entry.now), []
         elif step.kind in ("make_directory", "unlink", "remove_directory", "rename"):
-            self._name(self.names, step, self.names)
-            self.loose.append(step)
+            self._name(self.names, step, entry)
+            self.loose.append((step, entry))
         elif step.kind == "sync_directory":
             self._settle(path)
 
     def _settle(self, folder: str) -> None:
-        for step in self.loose:
+        for step, entry in self.loose:
             if _folder(step) == folder:
-                self._name(self.durable, step, self.names)
-        self.loose = [step for step in self.loose if _folder(step) != folder]
+                self._name(self.durable, step, entry)
+        self.loose = [item for item in self.loose if _folder(item[0]) != folder]
 
     @staticmethod
-    def _name(names: dict[str, _File | None], step: Step, present: dict[str, _File | None]) -> None:
-        if step.kind == "rename":
-            moved = names.pop(step.path, present.get(step.target))
-            names[step.target] = moved
-        elif step.kind in ("unlink", "remove_directory"):
-            names.pop(step.path, None)
-        elif step.kind == "make_directory":
+    def _name(names: dict[str, _File | None], step: Step, entry: _File | None) -> None:
+        if step.kind == "make_directory":
             names.setdefault(step.path, None)
-        elif step.path in present:
-            names[step.path] = present[step.path]
+            return
+        if step.kind in ("unlink", "remove_directory", "rename"):
+            names.pop(step.path, None)
+        if step.kind not in ("unlink", "remove_directory"):
+            names[step.target or step.path] = entry
 
     def cut(self, image: Path, random: Random) -> None:
         """Lay out what is left."""
         names = dict(self.durable)
-        for step in self.loose:
+        for step, entry in self.loose:
             if random.random() < 0.5:
-                self._name(names, step, self.names)
+                self._name(names, step, entry)
         image.mkdir(parents=True)
         for path, entry in sorted(names.items()):
             target = image / os.path.relpath(path, self.root)
