@@ -17,7 +17,7 @@ from holdfast.core import facts
 from holdfast.core.errors import HoldfastError, ModelError
 from holdfast.core.facts import Fact, MessageAppended, StepPut, StepStarted, TurnPut
 from holdfast.core.heads import EdgeDraft, HeadDraft
-from holdfast.core.messages import observation
+from holdfast.core.messages import Message, observation
 from holdfast.core.payloads import Slot, slot
 from holdfast.core.state import OpenTurn, State
 from holdfast.kernels.port import KernelSession
@@ -39,7 +39,7 @@ from holdfast.runtime.results import (
     TurnResult,
 )
 from holdfast.runtime.surface_calls import SurfaceCalls
-from holdfast.runtime.transcript import Transcript, message_slots
+from holdfast.runtime.transcript import Transcript, estimate_tokens, message_slots
 from holdfast.stores.port import Transient
 
 logger = logging.getLogger("holdfast.runtime")
@@ -66,6 +66,8 @@ class Drive:
     leaf_gate: asyncio.Semaphore
     surfaces: tuple[Surface, ...]
     revived: bool = False
+    announced: bool = False
+    """The step that is due has been started in the log; the model was not asked yet."""
     stale: bool = False
     """Work was broken off in the middle: transcript and namespace may lag behind the log."""
 
@@ -82,7 +84,7 @@ class Drive:
             if self.state.status == "suspended":
                 return self._result(Suspended, self._end("open"), calls=tuple(self.state.calls))
             try:
-                if turn.phase == "asking":
+                if turn.phase == "asking" and not self.announced:
                     await self._settle_lost_step(turn)
                 elif turn.phase == "replied":
                     result = await self._within_time(self._evaluate(turn))
@@ -96,25 +98,41 @@ class Drive:
                 self.stale = True
                 return await self._out_of_time()
 
-    async def _step(self, turn: OpenTurn) -> TurnResult | None:
-        context = self.transcript.tokens + len(self.blueprint.prompt) // 4
-        excess = governor.before_step(self.blueprint.settings, self.state, context)
-        if excess is not None:
-            return await self._exceed(excess)
-        settings = self.blueprint.settings
-        ordinal = self.state.counters.get("answered", 0)
-        await self.journal.append(
-            lambda state: [
-                StepStarted(
-                    step=state.next("step"),
-                    turn=turn.turn,
-                    ordinal=ordinal,
-                    model=self.model.name,
-                    reserved_tokens=governor.reservation_tokens(settings, context),
-                )
-            ]
+    def announce(self, state: State, turn: int, message: Message) -> list[Fact]:
+        """Return the start of the step that answers a message, for the message's own batch.
+
+        It spares a durable write per step. Empty where a limit forbids the step: the loop then
+        finds the same and settles the turn.
+        """
+        context = self._context() + estimate_tokens(message.text)
+        if governor.before_step(self.blueprint.settings, state, context) is not None:
+            return []
+        self.announced = True
+        return [self._started(state, turn, context)]
+
+    def _started(self, state: State, turn: int, context: int) -> StepStarted:
+        return StepStarted(
+            step=state.next("step"),
+            turn=turn,
+            ordinal=state.counters.get("answered", 0),
+            model=self.model.name,
+            reserved_tokens=governor.reservation_tokens(self.blueprint.settings, context),
         )
+
+    def _context(self) -> int:
+        """Return about how many tokens the next call sends."""
+        return self.transcript.tokens + estimate_tokens(self.blueprint.prompt)
+
+    async def _step(self, turn: OpenTurn) -> TurnResult | None:
+        context = self._context()
+        if not self.announced:
+            excess = governor.before_step(self.blueprint.settings, self.state, context)
+            if excess is not None:
+                return await self._exceed(excess)
+            await self.journal.append(lambda state: [self._started(state, turn.turn, context)])
+        self.announced = False
         try:
+            ordinal = self.state.counters.get("answered", 0)
             reply = await self._within_time(self._ask(ordinal, context))
         except (HoldfastError, DrivingTimeUsedUp) as error:
             if isinstance(error, ModelError):
@@ -235,7 +253,8 @@ class Drive:
                 turn=turn.turn,
                 step=turn.step,
             )
-            return [*done.facts, seen, *([end] if end else [])]
+            after = [end] if end else self.announce(state, turn.turn, message)
+            return [*done.facts, seen, *after]
 
         head, edges = None, list[EdgeDraft]()
         if done.final is not None:

@@ -271,6 +271,7 @@ class Driver:
                     message=state.next("message"), role="user", content=content, turn=turn
                 ),
                 *kept,
+                *drive.announce(state, turn, message),
             ]
 
         await self.journal.append(batch, consumes=_keys(work), payloads=parts)
