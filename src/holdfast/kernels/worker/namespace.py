@@ -9,9 +9,6 @@ those that did not change, and with them their chunks, stay the same.
 
 from __future__ import annotations
 
-import _pickle
-import gc
-import io
 import sys
 from itertools import islice
 
@@ -31,7 +28,7 @@ if TYPE_CHECKING:
 LARGE = 1 << 16
 PIECE = 1 << 20
 INLINE = 512
-RESERVED = 256
+RESERVED = 256  # as in `pickling`
 _NAMESPACE_SLOT, _BUILTINS_SLOT = 240, 241
 _TEXT_SLOTS = 240
 _SCAN = 5000
@@ -121,19 +118,6 @@ class Pieces:
         return [identifier, size, b""]
 
 
-class _Pickler(_pickle.Pickler):
-    """A pickler with attributes."""
-
-
-class _Unpickler(_pickle.Unpickler):
-    def __init__(self, stream: Any, slots: list[Any]) -> None:
-        super().__init__(stream)
-        self._slots = slots
-
-    def persistent_load(self, index: Any) -> Any:
-        return self._slots[index]
-
-
 class Namespace:
     """The variables of a session, dumped and loaded."""
 
@@ -170,7 +154,11 @@ class Namespace:
     def _attempt(self, names: list[str], failing: dict[str, str]) -> list[dict[str, Any]] | None:
         variables = self.variables
         self._assign_slots([variables[name] for name in names])
-        pickler = _Pickler(self._pieces, 5)
+        if not names:
+            return []
+        from holdfast.kernels.worker.pickling import Pickler
+
+        pickler = Pickler(self._pieces, 5)
         pickler.reducer_override = self.reduction.reduce  # type: ignore[method-assign]
         pickler.memo = self._reserved_memo()
         marked = self.reduction.marked
@@ -307,6 +295,10 @@ class Namespace:
             self.known.update(piece[0] for piece in entry["pieces"] if piece[0])
             streams.append(b"".join(parts) if len(parts) != 1 else parts[0])
         names = [entry["name"] for entry in stored["variables"]]
+        if not names:
+            return []
+        from holdfast.kernels.worker.pickling import load_streams
+
         values, lost = load_streams(streams, slots)
         self.variables.update(zip(names, values, strict=True))
         self._order = names
@@ -327,30 +319,3 @@ def _find_large(values: Any, found: dict[int, Any], budget: list[int], depth: in
             inner = islice(value.values() if kind is dict else value, budget[0])
             budget[0] -= len(value)
             _find_large(inner, found, budget, depth + 1)
-
-
-def _prologue() -> bytes:
-    """Return the pickle that puts every slot into the memo, in order."""
-    loads = b"".join(b"K" + bytes((index,)) + b"Q\x940" for index in range(RESERVED))
-    return b"\x80\x05" + loads + b"N."
-
-
-def load_streams(streams: list[bytes], slots: list[Any]) -> tuple[list[Any], list[tuple[int, str]]]:
-    """Return the values of pickled streams that share one memo, and (index, reason) of losses."""
-    enabled = gc.isenabled()
-    limit = sys.getrecursionlimit()
-    gc.disable()
-    sys.setrecursionlimit(max(limit, _DEEP))
-    try:
-        unpickler = _Unpickler(io.BytesIO(b"".join((_prologue(), *streams))), slots)
-        unpickler.load()
-        return [unpickler.load() for _ in streams], []
-    except Exception:
-        # Something in there cannot be made here: read again, slowly, with markers in its place.
-        from holdfast.kernels.worker.tolerant import load_with_markers
-
-        return load_with_markers(_prologue(), streams, slots)
-    finally:
-        sys.setrecursionlimit(limit)
-        if enabled:
-            gc.enable()

@@ -22,6 +22,7 @@ FORK_ALIKE, FORK, REAP = b"A"[0], b"F"[0], b"R"[0]
 WARM = (
     *("resource", "ctypes", "holdfast.kernels.confinement", "hashlib", "json", "datetime"),
     *("holdfast.core.values", "traceback", "threading", "re", "collections", "typing"),
+    *("holdfast.kernels.worker.pickling", "holdfast.kernels.worker.tolerant"),
     *("dataclasses", "enum", "inspect", "asyncio", "concurrent.futures.thread"),
 )
 
