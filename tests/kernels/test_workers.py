@@ -11,7 +11,7 @@ import struct
 import msgspec
 import pytest
 
-from holdfast.core.errors import KernelDied, KernelProtocolError
+from holdfast.core.errors import KernelDied, KernelError, KernelProtocolError
 from holdfast.kernels import frames
 from holdfast.kernels.cpython import CpythonKernel, CpythonSession
 from holdfast.kernels.port import HostFunction, KernelLimits, KernelSettings
@@ -123,19 +123,52 @@ async def test_a_worker_cannot_name_chunks_of_other_sessions(cpython: CpythonKer
         await thief.run(code)
 
 
-async def test_a_flood_of_chunks_is_cut_by_the_cells_limits(cpython: CpythonKernel) -> None:
-    limits = KernelLimits(memory_bytes=200 << 20, wall_seconds=20, cpu_seconds=20)
+async def test_a_flood_of_chunks_is_cut(cpython: CpythonKernel) -> None:
+    limits = KernelLimits(memory_bytes=200 << 20, wall_seconds=30, cpu_seconds=30)
     driver = await KernelDriver.open(cpython, KernelSettings(limits=limits))
     code = CHANNEL + (
-        "import hashlib\nd = b'z' * (20 << 20)\n"
-        "d = ('sha256:' + hashlib.sha256(d).hexdigest()).encode() + d\n"
-        "f = memoryview(b'\\x01' + len(d).to_bytes(4, 'big') + d)\n"
-        "while True:\n    sent = 0\n    while sent < len(f):\n"
-        "        sent += os.write(fd, f[sent:])"
+        "import hashlib\nfor n in range(40):\n    d = bytes([n]) * (20 << 20)\n"
+        "    d = ('sha256:' + hashlib.sha256(d).hexdigest()).encode() + d\n"
+        "    f = memoryview(b'\\x01' + len(d).to_bytes(4, 'big') + d)\n    sent = 0\n"
+        "    while sent < len(f):\n        sent += os.write(fd, f[sent:])"
     )
-    result = await driver.run(code, limits=KernelLimits(wall_seconds=1))
-    assert result.status == "limit"
+    with pytest.raises(KernelProtocolError, match="more than the protocol allows"):
+        await driver.run(code)
     assert await driver.value("1 + 1") == 2
+
+
+async def test_a_flood_of_calls_is_cut(cpython: CpythonKernel) -> None:
+    async def never(text: str) -> str:
+        await asyncio.Event().wait()
+        return ""
+
+    driver = await KernelDriver.open(cpython, SETTINGS, lm=never)
+    code = (
+        "bridge = lm._bridge\nfor n in range(1000):\n    bridge.channel.send({'kind': 'call',"
+        " 'id': n, 'function': 'lm', 'arguments': b'{\"args\":[1],\"kwargs\":{}}',"
+        " 'files': [], 'threads': 1})\nimport time\ntime.sleep(5)"
+    )
+    with pytest.raises(KernelProtocolError, match="more calls open than threads"):
+        await driver.run(code)
+    assert await driver.value("1 + 1") == 2
+
+
+async def test_closing_ends_a_cell_that_waits(cpython: CpythonKernel) -> None:
+    asked = asyncio.Event()
+
+    async def never(text: str) -> str:
+        asked.set()
+        await asyncio.Event().wait()
+        return ""
+
+    driver = await KernelDriver.open(cpython, SETTINGS, lm=never)
+    running = asyncio.ensure_future(driver.run("lm('x')"))
+    await asked.wait()
+    await driver.session.close()
+    with pytest.raises(KernelError, match="was closed"):
+        await running
+    with pytest.raises(KernelError, match="was closed"):
+        await driver.run("1")
 
 
 def test_frames_are_decoded_strictly() -> None:

@@ -153,7 +153,7 @@ class CpythonSession:
         self._lost: tuple[Unrestorable, ...] = ()
         self._pure = {function.path for function in settings.functions if function.pure}
         self._run: _Run | None = None
-        self._interrupted = False
+        self._closed = False
         self._using = asyncio.Lock()
 
     @property
@@ -191,7 +191,6 @@ class CpythonSession:
             "value_fit": VALUE_FIT,
         }
         async with self._using:
-            self._interrupted = False
             journal = Journal(on_call, recorded, recorded_files)
             try:
                 while True:
@@ -201,6 +200,8 @@ class CpythonSession:
                     except Lost as lost:
                         if not isinstance(lost.error, Parked):
                             raise lost.error from None
+                        if self._closed:
+                            raise KernelError("the session was closed; open it again") from None
                     await journal.wait_for_answers()
             finally:
                 await journal.close()
@@ -211,7 +212,7 @@ class CpythonSession:
     ) -> CellResult:
         journal.begin()
         run = self._run = _Run(journal, Watch(worker, limits))
-        worker.unread_limit = 2 * self.settings.limits.memory_bytes
+        worker.limit(self.settings.limits.memory_bytes)
         worker.send(command)
         journal.on_failure = lambda error: worker.push(_Problem(error))
         stall = None
@@ -249,9 +250,10 @@ class CpythonSession:
         """Do what a frame asks for; return it if it is the last one of its cell."""
         match frame:
             case frames.ChunkFrame():
-                worker.unread_bytes -= len(frame.data)
                 self._chunks.receive(frame)
             case frames.CallFrame():
+                if run.journal.open > self.settings.limits.processes + 1:
+                    raise KernelProtocolError("the worker has more calls open than threads")
                 call = self._call(run, frame)
                 run.threads = frame.threads
                 number = frame.id
@@ -420,6 +422,8 @@ class CpythonSession:
 
     async def _ready(self) -> Worker:
         """Return a worker that holds the namespace of the last checkpoint and the inputs."""
+        if self._closed:
+            raise KernelError("the session was closed; open it again")
         self._pool.busy(self)
         if self.worker is not None and self.worker.lost is None:
             return self.worker
@@ -509,7 +513,6 @@ class CpythonSession:
             if isinstance(frame, expected):
                 return frame
             if isinstance(frame, frames.ChunkFrame):
-                worker.unread_bytes -= len(frame.data)
                 self._chunks.receive(frame)
             elif isinstance(frame, frames.FailedFrame):
                 raise KernelError(f"the worker could not go on: {frame.message}")
@@ -588,6 +591,7 @@ class CpythonSession:
 
     async def close(self) -> None:
         """Let go of the worker and of everything in memory."""
+        self._closed = True
         if self.worker is not None:
             self._pool.reclaim(self)
         self.manifest = None

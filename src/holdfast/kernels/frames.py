@@ -158,6 +158,11 @@ class FrameReader:
 
     def __init__(self) -> None:
         self._buffer = bytearray()
+        self._left = {MESSAGE: MAX_MESSAGE_BYTES, CHUNK: MAX_CHUNK_BYTES}
+
+    def limit(self, chunk_bytes: int) -> None:
+        """Begin to count chunks anew: so many bytes of them may come, in all."""
+        self._left[CHUNK] = min(chunk_bytes, MAX_CHUNK_BYTES)
 
     def feed(self, data: bytes) -> list[Frame]:
         """Return the frames that these bytes complete; raise KernelProtocolError on nonsense."""
@@ -166,18 +171,18 @@ class FrameReader:
         frames: list[Frame] = []
         while len(buffer) >= HEADER_BYTES:
             kind, size = buffer[0], int.from_bytes(buffer[1:HEADER_BYTES], "big")
-            if kind not in (MESSAGE, CHUNK) or size > (
-                MAX_CHUNK_BYTES if kind else MAX_MESSAGE_BYTES
-            ):
+            if size > self._left.get(kind, -1):
                 raise KernelProtocolError(
                     f"the worker announced a frame of kind {kind} with {size} bytes, which is "
-                    "outside the protocol; the worker was stopped"
+                    "more than the protocol allows it; the worker was stopped"
                 )
             if len(buffer) < HEADER_BYTES + size:
                 break
             with memoryview(buffer) as view:
                 body = bytes(view[HEADER_BYTES : HEADER_BYTES + size])
             del buffer[: HEADER_BYTES + size]
+            if kind == CHUNK:
+                self._left[CHUNK] -= size
             frames.append(_chunk(body) if kind == CHUNK else _message(body))
         return frames
 

@@ -67,6 +67,8 @@ class WorkerPool:
 
     async def acquire(self, holder: Holder, depth: int) -> Worker:
         """Give a session its own worker, once there is room and nobody deeper waits."""
+        if self._closed:
+            raise KernelError("the kernel was closed; open another one")
         ticket = (-depth, next(self._numbers))
         heapq.heappush(self._waiting, ticket)
         try:

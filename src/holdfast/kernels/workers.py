@@ -74,7 +74,10 @@ class Nursery:
             self.close()
             return
         answer = self._answers.popleft()
-        if not answer.done():
+        if answer.done():
+            # Nobody waits for this worker any more.
+            self.reap(int.from_bytes(number, "big"))
+        else:
             answer.set_result(int.from_bytes(number, "big"))
 
     async def spawn(self, *, own_paths: bool) -> Worker:
@@ -96,11 +99,14 @@ class Nursery:
                 ours.close()
                 self.close()
                 raise KernelDied(f"a worker could not be started: {error}; try again") from error
+            except BaseException:
+                ours.close()
+                raise
         await asyncio.get_running_loop().create_connection(lambda: worker, sock=ours)
         return worker
 
     def reap(self, number: int) -> None:
-        """Let a process that was killed go for good."""
+        """End a process and let go of its number."""
         if self._control is not None:
             with contextlib.suppress(OSError):
                 self._control.send(b"R" + number.to_bytes(4, "big"))
@@ -133,8 +139,6 @@ class Worker(asyncio.Protocol):
         self._frames: deque[Frame] = deque()
         self._waiter: asyncio.Future[None] | None = None
         self._transport: asyncio.Transport | None = None
-        self.unread_bytes = 0
-        self.unread_limit = frames.MAX_CHUNK_BYTES
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -143,15 +147,7 @@ class Worker(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         try:
-            for frame in self._reader.feed(data):
-                if isinstance(frame, frames.ChunkFrame):
-                    self.unread_bytes += len(frame.data)
-                    if self.unread_bytes > self.unread_limit:
-                        raise KernelProtocolError(
-                            f"the worker sent more than {self.unread_limit} bytes of chunks at "
-                            "once; the worker was stopped"
-                        )
-                self._frames.append(frame)
+            self._frames.extend(self._reader.feed(data))
         except KernelProtocolError as error:
             self.kill(error)
         self._wake()
@@ -178,6 +174,10 @@ class Worker(asyncio.Protocol):
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
         return self._frames.popleft()
+
+    def limit(self, chunk_bytes: int) -> None:
+        """Bound what the worker may send as chunks before they are taken away."""
+        self._reader.limit(chunk_bytes)
 
     def send(self, command: dict[str, Any]) -> None:
         """Send a command or an answer; nothing happens if the worker is gone."""

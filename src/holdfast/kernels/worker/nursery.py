@@ -18,6 +18,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import NoReturn
 
+_SIGKILL = 9
 FORK_ALIKE, FORK, REAP = b"A"[0], b"F"[0], b"R"[0]
 WARM = (
     *("resource", "ctypes", "holdfast.kernels.confinement", "hashlib", "json", "datetime"),
@@ -50,8 +51,7 @@ class Nursery:
                     # That worker adds paths of its session to rules that are one kernel object.
                     self._prepare(renew=True)
             elif request[0] == REAP:
-                # Until here its number could not be given to another process.
-                os.waitpid(int.from_bytes(request[1:], "big"), 0)
+                self._reap(int.from_bytes(request[1:], "big"))
 
     def _fork(self, descriptor: int) -> None:
         process = os.fork()
@@ -60,6 +60,14 @@ class Nursery:
             self._worker.serve(descriptor)
         os.close(descriptor)
         self._control.send(process.to_bytes(4, "big"))
+
+    def _reap(self, process: int) -> None:
+        # Until here its number could not be given to another process.
+        try:
+            os.kill(process, _SIGKILL)
+            os.waitpid(process, 0)
+        except (ProcessLookupError, ChildProcessError):
+            return
 
     def _prepare(self, *, renew: bool = False) -> None:
         from holdfast.kernels import confinement
