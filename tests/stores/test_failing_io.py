@@ -140,7 +140,8 @@ async def test_a_sync_that_keeps_failing_says_what_is_unknown(kind, tmp_path):
 
 @pytest.mark.parametrize("kind", ["sqlite", "files"])
 async def test_a_read_that_fails_anywhere_harms_nothing(kind, tmp_path):
-    assert await strain_all(kind, tmp_path, range(1, 100_000, 101), READS, 1) > 3
+    stride = 31 if kind == "sqlite" else 101
+    assert await strain_all(kind, tmp_path, range(1, 100_000, stride), READS, 1) > 3
 
 
 @pytest.mark.soak
