@@ -213,6 +213,7 @@ class CpythonSession:
         journal.begin()
         run = self._run = _Run(journal, Watch(worker, limits))
         worker.limit(self.settings.limits.memory_bytes)
+        worker.handler = lambda frame: self._handle(worker, run, frame)
         worker.send(command)
         journal.on_failure = lambda error: worker.push(_Problem(error))
         stall = None
@@ -241,10 +242,21 @@ class CpythonSession:
             raise
         finally:
             run.watch.stop()
+            worker.handler = None
             self._run = None
             self._chunks.forget()
             if stall is not None:
                 stall.cancel()
+
+    def _handle(self, worker: Worker, run: _Run, frame: frames.Frame) -> bool:
+        """Do at once what need not wait for the task that evaluates: calls, above all."""
+        if not isinstance(frame, frames.CallFrame | frames.ChunkFrame):
+            return False
+        try:
+            self._take(worker, run, frame)
+        except (KernelProtocolError, Diverged) as error:
+            worker.push(_Problem(error))
+        return True
 
     def _take(self, worker: Worker, run: _Run, frame: Any) -> frames.DoneFrame | None:
         """Do what a frame asks for; return it if it is the last one of its cell."""

@@ -11,9 +11,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
 
 from holdfast.kernels.port import FileRead, HostAnswer, HostCall, OnCall, RecordedCall
 
@@ -30,7 +29,7 @@ class _Entry:
     key: Key
     pure: bool
     answer: HostAnswer | None = None
-    task: asyncio.Task[HostAnswer] | None = None
+    task: asyncio.Task[None] | None = None
     claimed: bool = False
     deliver: Deliver | None = None
 
@@ -106,20 +105,19 @@ class Journal:
             self.unclaimed -= 1
         entry.claimed, entry.deliver = True, deliver
         if entry.answer is None and entry.task is None:
-            asked = cast(Coroutine[Any, Any, HostAnswer], self._on_call(call))
-            entry.task = asyncio.ensure_future(asked)
-            entry.task.add_done_callback(lambda task: self._settle(entry, task))
+            entry.task = asyncio.ensure_future(self._answer(entry, call))
         self._release()
 
-    def _settle(self, entry: _Entry, task: asyncio.Task[HostAnswer]) -> None:
-        if task.cancelled():
-            return
-        error = task.exception()
-        if error is not None:
+    async def _answer(self, entry: _Entry, call: HostCall) -> None:
+        try:
+            answer = await self._on_call(call)
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:
             self.on_failure(error)
             return
         # Kept even if no worker waits for it at the moment: the next run finds it.
-        entry.answer = task.result()
+        entry.answer = answer
         self._answered.append(entry)
         self._release()
 

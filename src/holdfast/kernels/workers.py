@@ -17,6 +17,7 @@ import subprocess
 import sys
 import time
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -134,6 +135,8 @@ class Worker(asyncio.Protocol):
         self.pid = pid
         self.parent = parent
         self.lost: KernelError | None = None
+        # Takes a frame right where it is read, and says whether it did.
+        self.handler: Callable[[Frame], bool] | None = None
         self._nursery = nursery
         self._reader = frames.FrameReader()
         self._frames: deque[Frame] = deque()
@@ -147,7 +150,9 @@ class Worker(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         try:
-            self._frames.extend(self._reader.feed(data))
+            for frame in self._reader.feed(data):
+                if self.handler is None or not self.handler(frame):
+                    self._frames.append(frame)
         except KernelProtocolError as error:
             self.kill(error)
         self._wake()

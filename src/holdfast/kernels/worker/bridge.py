@@ -51,6 +51,7 @@ class Bridge:
     def __init__(self, channel: Channel, pins: Pins) -> None:
         self.channel = channel
         self.pins = pins
+        self._values: Any = None
         self.refusal: Callable[[], BaseException] | None = None
         self._open = False
         self._number = 0
@@ -81,8 +82,11 @@ class Bridge:
 
     def call(self, path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call the host and return its answer, or raise its error."""
-        from holdfast.core import values
+        values = self._values
+        if values is None:
+            from holdfast.core import values
 
+            self._values = values
         try:
             arguments = values.encode_json({"args": list(args), "kwargs": kwargs})
         except Exception as error:
@@ -98,16 +102,7 @@ class Bridge:
             self._pending[number] = pending
             reads = self.pins.files.reads
             self.pins.files.reads = []
-        self.channel.send(
-            {
-                "kind": "call",
-                "id": number,
-                "function": path,
-                "arguments": arguments,
-                "files": reads,
-                "threads": _thread._count() + 1,
-            }
-        )
+        self.channel.send_call(number, path, arguments, reads, _thread._count() + 1)
         answer = self._wait(number, pending)
         self.pins.clock.advance_to(answer["at_ns"])
         if answer["error"]:

@@ -110,6 +110,18 @@ class Channel:
         """Send one message."""
         self._send(MESSAGE, pack(message))
 
+    def send_call(
+        self, number: int, function: str, arguments: bytes, files: list[Any], threads: int
+    ) -> None:
+        """Send a call: the message that must be quick is put together by hand."""
+        name = function.encode()
+        parts = (
+            *(_CALL, number.to_bytes(8, "big"), _FUNCTION, len(name).to_bytes(4, "big"), name),
+            *(_ARGUMENTS, len(arguments).to_bytes(4, "big"), arguments),
+            *(_FILES, pack(files) if files else b"\x90", _THREADS, pack(threads)),
+        )
+        self._send(MESSAGE, b"".join(parts))
+
     def send_chunk(self, identifier: str, parts: list[bytes]) -> None:
         """Send the bytes of a chunk under its content id."""
         self._send(CHUNK, identifier.encode(), *parts)
@@ -134,6 +146,9 @@ class Channel:
 
 
 _KEYS: dict[str, bytes] = {}
+_CALL = b"\x86\xa4kind\xa4call\xa2id\xd3"
+_FUNCTION, _ARGUMENTS = b"\xa8function\xdb", b"\xa9arguments\xc6"
+_FILES, _THREADS = b"\xa5files", b"\xa7threads"
 
 
 def pack(value: Any) -> bytes:
