@@ -4,6 +4,7 @@ import pytest
 
 import holdfast
 from holdfast.core.errors import HeadNotFound, SessionNotFound
+from holdfast.core.payloads import slot
 from holdfast.stores.verify import verify
 
 from .conftest import Lab, cell, replies
@@ -84,3 +85,28 @@ async def test_a_script_tells_a_fork_from_its_source_by_its_own_first_message(la
     await source.send("three")
     assert [request.first_user_text for request in lab.requests] == ["one", "two", "one"]
     assert [request.ordinal for request in lab.requests] == [0, 0, 1]
+
+
+async def test_a_message_can_be_erased_before_and_after_a_fork(lab: Lab) -> None:
+    runtime = await lab.open(replies(*STEPS))
+    source = await runtime.start()
+    await source.send("my name is Ada")
+    early = await source.fork()
+    secret = slot("my name is Ada", "message").id
+    await lab.store.erase(source.id, secret, "privacy")
+    late = await source.fork()
+    await late.send("who am I?")
+    assert lab.requests[-1].messages[0].text == "[this message was erased]"
+    await early.send("who am I?")
+    assert lab.requests[-1].messages[0].text == "my name is Ada"
+    await runtime.close()
+    await lab.store.erase(early.id, secret, "privacy")
+    again = await lab.open(replies(*STEPS))
+    await again.send(early.id, "and now?")
+    assert lab.requests[-1].messages[0].text == "[this message was erased]"
+    third = await again.fork(early.id)
+    await third.send("still?")
+    assert lab.requests[-1].messages[0].text == "[this message was erased]"
+    for session_id in (source.id, early.id, late.id, third.id):
+        assert (await verify(lab.store, session_id)).ok
+    assert not any(b"Ada" in kept.data for kept in lab.store.bank.payloads.values())

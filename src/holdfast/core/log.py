@@ -121,10 +121,13 @@ def _payloads(slots: Iterable[Slot]) -> tuple[dict[str, Slot], dict[str, Slot]]:
     given: dict[str, Slot] = {}
     refs: dict[str, Slot] = {}
     queue = list(slots)
+    for item in queue:
+        if item.erased is not None:
+            raise InvalidRef(f"payload {item.id!r} was erased and cannot be referred to again")
     while queue:
         item = queue.pop()
         if item.erased is not None:
-            raise InvalidRef(f"payload {item.id!r} was erased and cannot be referred to again")
+            continue  # a manifest may say of a part that it was erased
         if item.inline:
             if item.data is not None:
                 check_bytes(item, item.data)

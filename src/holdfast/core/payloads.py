@@ -40,7 +40,9 @@ class Slot:
     """One value as a record refers to it.
 
     `data` holds the bytes while they are at hand: always for inline values, and for larger ones
-    between their making and the append that stores them. It takes no part in equality.
+    between their making and the append that stores them. It takes no part in equality. A small
+    value that stands `apart` is a payload of its own all the same: inside a manifest, whose bytes
+    never change, only such a one can be erased.
     """
 
     id: str
@@ -49,17 +51,18 @@ class Slot:
     size: int
     data: bytes | None = field(default=None, compare=False, repr=False)
     erased: Erased | None = field(default=None, compare=False)
+    apart: bool = field(default=False, compare=False)
 
     @property
     def inline(self) -> bool:
         """Tell whether the value stands in the record itself."""
-        return self.size <= INLINE_BYTES and self.encoding != "manifest"
+        return self.size <= INLINE_BYTES and self.encoding != "manifest" and not self.apart
 
     def bare(self) -> Slot:
         """Return the slot without its bytes."""
         if self.data is None:
             return self
-        return Slot(self.id, self.encoding, self.kind, self.size, None, self.erased)
+        return Slot(self.id, self.encoding, self.kind, self.size, None, self.erased, self.apart)
 
     def ref(self) -> Record:
         """Return the form that enters digests: the content id and what it takes to read it."""
@@ -125,7 +128,8 @@ def from_record(record: Any) -> Slot:
     if mark is not None and not (isinstance(mark, dict) and {"at", "rule"} <= mark.keys()):
         raise InvalidRef(f"the tombstone of {record.get('$ref')!r} lacks its time or rule")
     erased = None if mark is None else Erased(str(mark["at"]), str(mark["rule"]))
-    return Slot(check_content_id(record.get("$ref")), encoding, kind, size, None, erased)
+    apart = erased is None and size <= INLINE_BYTES
+    return Slot(check_content_id(record.get("$ref")), encoding, kind, size, None, erased, apart)
 
 
 def _inline(text: Any, encoding: str, kind: str) -> Slot:

@@ -12,6 +12,7 @@ from dataclasses import replace
 from holdfast.core.errors import HeadNotFound
 from holdfast.core.facts import HeadPublished, SessionStarted
 from holdfast.core.ids import check_content_id
+from holdfast.core.payloads import Erased
 from holdfast.runtime.journal import hydrate
 from holdfast.runtime.transcript import kept_messages, transcript_manifest
 from holdfast.stores.port import SessionStore
@@ -49,15 +50,20 @@ async def fork_session(
     head = await find_head(store, source, head_id)
     first = (await store.read_events(source, limit=1))[0].fact()
     assert isinstance(first, SessionStarted)
-    kept = [item async for item in kept_messages(store, source, head.compact_from, head.range[1])]
+    erased = {key: Erased(*mark) for key, mark in (await store.erased(source)).items()}
+    kept = [
+        (role, replace(item, erased=erased[item.id], data=None) if item.id in erased else item)
+        async for role, item in kept_messages(store, source, head.compact_from, head.range[1])
+    ]
+    transcript, small = transcript_manifest(kept)
     started = replace(
         first,
         kind="fork",
         cache_id=cache_id,
         parent=None,
         origin={"session": source, "head": head.id, "digest": head.digest},
-        transcript=transcript_manifest(kept),
+        transcript=transcript,
         vars=None if head.vars is None else head.vars.bare(),
         settings=None if first.settings is None else await hydrate(store, source, first.settings),
     )
-    await store.create_session(new_id, started, adopt_from=source)
+    await store.create_session(new_id, started, payloads=small, adopt_from=source)

@@ -9,10 +9,11 @@ with the messages that its manifest carries.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from holdfast.core import messages
+from holdfast.core.errors import PayloadNotFound
 from holdfast.core.facts import MessageAppended, SessionCompacted, SessionStarted
 from holdfast.core.messages import Message, Text
 from holdfast.core.payloads import Slot, from_record, manifest, slot, slot_of_bytes, to_record
@@ -39,6 +40,15 @@ async def read_message(store: SessionStore, session_id: str, role: str, content:
     """Return a stored message; an erased one says so."""
     if content.erased is not None:
         return Message(role, (Text(ERASED_TEXT),))  # type: ignore[arg-type]
+    try:
+        return await _read_message(store, session_id, role, content)
+    except PayloadNotFound as error:
+        if "erased_at" not in error.details:
+            raise
+        return Message(role, (Text(ERASED_TEXT),))  # type: ignore[arg-type]
+
+
+async def _read_message(store: SessionStore, session_id: str, role: str, content: Slot) -> Message:
     value: Any = (await hydrate(store, session_id, content)).value()
     if content.encoding != "manifest":
         return Message(role, (Text(str(value)),))  # type: ignore[arg-type]
@@ -130,7 +140,12 @@ async def _first_user_text(store: SessionStore, session_id: str) -> str:
     return ""
 
 
-def transcript_manifest(kept: Sequence[tuple[str, Slot]]) -> Slot:
-    """Return the manifest with which a fork carries its source's messages."""
-    entries = [{"role": role, "content": to_record(content)} for role, content in kept]
-    return manifest({"v": 1, "messages": entries}, "transcript")
+def transcript_manifest(kept: Sequence[tuple[str, Slot]]) -> tuple[Slot, list[Slot]]:
+    """Return the manifest with which a fork carries its source's messages, and the small ones.
+
+    Small messages stand apart, so that each can be erased from the fork by itself.
+    """
+    apart = [(role, replace(item, apart=item.erased is None)) for role, item in kept]
+    entries = [{"role": role, "content": to_record(item)} for role, item in apart]
+    small = [item for _, item in apart if item.data is not None]
+    return manifest({"v": 1, "messages": entries}, "transcript"), small
