@@ -13,7 +13,8 @@ import sys
 from itertools import islice
 
 from holdfast.kernels.worker import render
-from holdfast.kernels.worker.reduction import Marker, Reduction, marker
+from holdfast.kernels.worker.makers import Marker, marker
+from holdfast.kernels.worker.reduction import Reduction
 
 try:
     from _sha2 import sha256 as _small_sha256  # type: ignore[import-not-found]

@@ -4,8 +4,7 @@ A function is the source of the top-level statement that holds it, the place of 
 and its closure values; its globals are the namespace, not a copy. A class is its bases and its
 attributes. Code without source (made by `exec`, `dataclass`, `namedtuple`) is kept as bytecode,
 tagged with the interpreter. What cannot be kept becomes a marker that says why, on the spot, so a
-dump never fails half-way. The makers below are found by pickles under the module name `_holdfast`:
-their names and arguments are part of the stored format.
+dump never fails half-way.
 """
 
 from __future__ import annotations
@@ -15,8 +14,26 @@ import marshal
 import sys
 import types
 
+from holdfast.kernels.worker import places
 from holdfast.kernels.worker.bridge import HostFunction
 from holdfast.kernels.worker.cellrun import Sources
+from holdfast.kernels.worker.makers import (
+    EMPTY_CELL,
+    MAIN,
+    PLAIN_MAKERS,
+    Marker,
+    cached_property_,
+    cell_,
+    class_,
+    enum_,
+    exception_,
+    lru_cache_,
+    marker,
+    proxy_,
+    set_class,
+    set_function,
+    type_variable,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,8 +41,6 @@ if TYPE_CHECKING:
     from typing import Any
 
 FUTURE_FLAGS = 0x1FE0000
-MAIN = "__main__"
-_EMPTY_CELL = "_holdfast.empty"
 _NOT_KEPT = frozenset(
     {"__dict__", "__weakref__", "__module__", "__qualname__", "__slots__", "__doc__", "_abc_impl"}
     | {"__abstractmethods__", "__orig_bases__", "__firstlineno__", "__static_attributes__"}
@@ -34,35 +49,6 @@ _NOT_KEPT = frozenset(
 _DATACLASS_SINGLETONS = frozenset(
     {"_FIELD_BASE", "_MISSING_TYPE", "_KW_ONLY_TYPE", "_HAS_DEFAULT_FACTORY_CLASS"}
 )
-
-
-class Marker:
-    """Stands for a value that could not be kept; using it says so."""
-
-    def __init__(self, kind: str, reason: str) -> None:
-        object.__setattr__(self, "_holdfast_kind", kind)
-        object.__setattr__(self, "_holdfast_reason", reason)
-
-    def __repr__(self) -> str:
-        return f"<not kept: {self._holdfast_kind}: {self._holdfast_reason}>"
-
-    def _refuse(self, *args: Any, **kwargs: Any) -> Any:
-        raise RuntimeError(
-            f"this {self._holdfast_kind} was not kept: {self._holdfast_reason}; make it again"
-        )
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_holdfast") or (name.startswith("__") and name.endswith("__")):
-            raise AttributeError(name)
-        return self._refuse()
-
-    __call__ = __iter__ = __next__ = __len__ = __getitem__ = __enter__ = __setattr__ = _refuse
-    __bool__ = __add__ = __contains__ = __await__ = _refuse
-
-
-def marker(kind: str, reason: str) -> Marker:
-    """Make a marker (stored format)."""
-    return Marker(kind, reason)
 
 
 class Reduction:
@@ -99,8 +85,8 @@ class Reduction:
     def _publish(self) -> None:
         module = types.ModuleType("_holdfast")
         makers: Iterable[Any] = (
-            *(marker, cell_, proxy_, class_, set_class, enum_, exception_, type_variable),
-            *(lru_cache_, cached_property_, set_function, self.function_, self.bytecode_),
+            *PLAIN_MAKERS,
+            *(self.function_, self.bytecode_),
             *(self.host_function, self.error_class, self.code_),
         )
         for maker in makers:
@@ -216,7 +202,7 @@ class Reduction:
         begin, end = statement
         text = "".join(lines[begin - 1 : end])
         flags = code.co_flags & FUTURE_FLAGS
-        place = _place(self._compiled(text, code.co_filename, begin - 1, flags), code)
+        place = places.place(self._compiled(text, code.co_filename, begin - 1, flags), code)
         if place is None:
             return None
         return (text, code.co_filename, begin - 1, flags, *place)
@@ -228,7 +214,7 @@ class Reduction:
                 tree: Any = compile("".join(lines), filename, "exec", 0x2400, True)
             except (SyntaxError, ValueError):
                 return None
-            spans = self._statements[filename] = [_span(node) for node in tree.body]
+            spans = self._statements[filename] = [places.span(node) for node in tree.body]
         return next((span for span in spans if span[0] <= first <= span[1]), None)
 
     def _compiled(self, text: str, filename: str, offset: int, flags: int) -> Any:
@@ -249,7 +235,7 @@ class Reduction:
         """Return a code object from its source and its place (stored format)."""
         self.sources.add(filename, text.removesuffix("\n"), offset)
         self.forget_sources(filename)
-        found = _find(self._compiled(text, filename, offset, flags), qualname, line, nth)
+        found = places.find(self._compiled(text, filename, offset, flags), qualname, line, nth)
         if found is None:
             raise ValueError(f"{qualname!r} is not in its source any more")
         return found
@@ -378,11 +364,6 @@ def _mangled(slots: Any, owner: str) -> list[str]:
     ]
 
 
-def _span(node: Any) -> tuple[int, int]:
-    begin = min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", ()))])
-    return begin, node.end_lineno
-
-
 def _annotations(owner: Any) -> Any:
     try:
         return owner.__annotations__ or None
@@ -390,39 +371,11 @@ def _annotations(owner: Any) -> Any:
         return None
 
 
-def _codes(code: Any) -> Iterable[Any]:
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield constant
-            yield from _codes(constant)
-
-
-def _place(module: Any, code: Any) -> tuple[str, int, int] | None:
-    same = [
-        found
-        for found in _codes(module)
-        if found.co_qualname == code.co_qualname and found.co_firstlineno == code.co_firstlineno
-    ]
-    for nth, found in enumerate(same):
-        if found == code or len(same) == 1:
-            return code.co_qualname, code.co_firstlineno, nth
-    return None
-
-
-def _find(module: Any, qualname: str, line: int, nth: int) -> Any:
-    for found in _codes(module):
-        if found.co_qualname == qualname and found.co_firstlineno == line:
-            if nth == 0:
-                return found
-            nth -= 1
-    return None
-
-
 def _contents(cell: Any) -> Any:
     try:
         return cell.cell_contents
     except ValueError:
-        return _EMPTY_CELL
+        return EMPTY_CELL
 
 
 def _importable(module: Any, qualname: str, value: Any) -> bool:
@@ -441,102 +394,3 @@ def _type_name(cls: type) -> str:
 def _interpreter_tag() -> str:
     magic = sys.modules["_frozen_importlib_external"].MAGIC_NUMBER
     return f"{sys.implementation.cache_tag}-{magic.hex()}"
-
-
-def cell_() -> Any:
-    """Make an empty closure cell (stored format)."""
-    return types.CellType()
-
-
-def proxy_(mapping: dict[Any, Any]) -> Any:
-    """Make a read-only view of a dict (stored format)."""
-    return types.MappingProxyType(mapping)
-
-
-def set_function(function: Any, state: dict[str, Any]) -> None:
-    """Give a function its closure values and attributes (stored format)."""
-    for cell, value in state["cells"]:
-        if type(value) is not str or value != _EMPTY_CELL:
-            cell.cell_contents = value
-    function.__defaults__ = state["defaults"]
-    function.__kwdefaults__ = state["kwdefaults"]
-    if state["annotations"]:
-        function.__annotations__ = state["annotations"]
-    function.__doc__ = state["doc"]
-    function.__name__ = state["name"]
-    function.__qualname__ = state["qualname"]
-    function.__module__ = state["module"]
-    if state["dict"]:
-        function.__dict__.update(state["dict"])
-
-
-def class_(meta: Any, name: str, bases: Any, given: dict[str, Any]) -> Any:
-    """Make a class without its attributes (stored format)."""
-    abc = sys.modules.get("abc")
-    new = abc.ABCMeta.__new__ if abc is not None and issubclass(meta, abc.ABCMeta) else type.__new__
-    hooked = [
-        (base, base.__dict__["__init_subclass__"])
-        for base in {b for direct in bases for b in direct.__mro__}
-        if "__init_subclass__" in base.__dict__ and base.__module__ == MAIN
-    ]
-    # It ran when the class was first made; what it did is in the checkpoint.
-    for base, _ in hooked:
-        del base.__init_subclass__
-    try:
-        return new(meta, name, bases, dict(given))
-    finally:
-        for base, hook in hooked:
-            type.__setattr__(base, "__init_subclass__", hook)
-
-
-def set_class(cls: Any, attributes: dict[str, Any]) -> None:
-    """Give a class its attributes (stored format)."""
-    for name, value in attributes.items():
-        type.__setattr__(cls, name, value)
-    abc = sys.modules.get("abc")
-    if abc is not None and isinstance(cls, abc.ABCMeta):
-        abc.update_abstractmethods(cls)
-
-
-def enum_(meta: Any, name: str, bases: Any, given: dict[str, Any], members: dict[str, Any]) -> Any:
-    """Make an enumeration with its members (stored format)."""
-    namespace = meta.__prepare__(name, bases)
-    for key, item in given.items():
-        namespace[key] = item
-    for key, (value, _) in members.items():
-        namespace[key] = value
-    cls = meta.__new__(meta, name, bases, namespace)
-    for key, (_, attributes) in members.items():
-        cls.__members__[key].__dict__.update(attributes)
-    return cls
-
-
-def exception_(cls: Any, args: tuple[Any, ...]) -> Any:
-    """Make an exception without running its constructor (stored format)."""
-    error = cls.__new__(cls, *args)
-    error.args = args
-    return error
-
-
-def type_variable(name: str, constraints: tuple[Any, ...], bound: Any) -> Any:
-    """Make a type variable (stored format)."""
-    import typing
-
-    return typing.TypeVar(name, *constraints, bound=bound)
-
-
-def lru_cache_(function: Any, maxsize: int | None, typed: bool) -> Any:
-    """Make a cached function with an empty cache (stored format)."""
-    import functools
-
-    return functools.lru_cache(maxsize, typed)(function)
-
-
-def cached_property_(function: Any, name: str | None) -> Any:
-    """Make a cached property (stored format)."""
-    import functools
-
-    made: Any = functools.cached_property(function)
-    if name is not None:
-        made.__set_name__(None, name)
-    return made

@@ -12,10 +12,11 @@ from time import monotonic_ns
 from holdfast.kernels.worker import cellrun, render
 from holdfast.kernels.worker.bridge import Bridge, CallError, HostFunction
 from holdfast.kernels.worker.cellrun import Capture, Final, Interrupted, OutputLimit, Sources
+from holdfast.kernels.worker.makers import MAIN
 from holdfast.kernels.worker.namespace import Namespace
 from holdfast.kernels.worker.paging import Inspect
 from holdfast.kernels.worker.pins import Pins
-from holdfast.kernels.worker.reduction import MAIN, Reduction
+from holdfast.kernels.worker.reduction import Reduction
 from holdfast.kernels.worker.wire import Channel, Shield
 
 TYPE_CHECKING = False
@@ -177,6 +178,8 @@ class Worker:
             stream.reset(command["output_fit"], command["output_limit"])
         self._repair()
         self.bridge.begin()
+        # What follows the cell may have to open files, even if the cell has used up its own.
+        reserve = [os.dup(self.channel.descriptor) for _ in range(2)]
         began = monotonic_ns()
         outcome: dict[str, Any] = {"status": "ok", "value": None, "error": None}
         try:
@@ -192,10 +195,12 @@ class Worker:
         except OutputLimit:
             outcome["status"] = "output"
         except BaseException as error:
+            _close(reserve)
             for stream in (self.stdout, self.stderr):
                 stream.unlimit()
             outcome["status"] = _failure(error)
             outcome["error"] = cellrun.describe_error(error, self.sources)
+        _close(reserve)
         self.bridge.end()
         if monotonic_ns() - began > QUICK_NS:
             self.channel.send({"kind": "ended"})
@@ -248,6 +253,14 @@ class Worker:
                     repaired.append(name)
                 del self.variables[name]
         return repaired
+
+
+def _close(descriptors: list[int]) -> None:
+    while descriptors:
+        try:
+            os.close(descriptors.pop())
+        except OSError:
+            continue
 
 
 def _is_module(value: Any, name: str) -> bool:

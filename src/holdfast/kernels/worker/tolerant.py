@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import pickle
 
-from holdfast.kernels.worker.reduction import Marker
+from holdfast.kernels.worker.makers import Marker
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

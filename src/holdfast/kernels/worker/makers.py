@@ -1,0 +1,151 @@
+"""What pickled streams call to make functions, classes and markers again.
+
+They are found under the module name `_holdfast`; their names and arguments are part of the stored
+format.
+"""
+
+from __future__ import annotations
+
+import sys
+import types
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+MAIN = "__main__"
+EMPTY_CELL = "_holdfast.empty"
+
+
+class Marker:
+    """Stands for a value that could not be kept; using it says so."""
+
+    def __init__(self, kind: str, reason: str) -> None:
+        object.__setattr__(self, "_holdfast_kind", kind)
+        object.__setattr__(self, "_holdfast_reason", reason)
+
+    def __repr__(self) -> str:
+        return f"<not kept: {self._holdfast_kind}: {self._holdfast_reason}>"
+
+    def _refuse(self, *args: Any, **kwargs: Any) -> Any:
+        raise RuntimeError(
+            f"this {self._holdfast_kind} was not kept: {self._holdfast_reason}; make it again"
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_holdfast") or (name.startswith("__") and name.endswith("__")):
+            raise AttributeError(name)
+        return self._refuse()
+
+    __call__ = __iter__ = __next__ = __len__ = __getitem__ = __enter__ = __setattr__ = _refuse
+    __bool__ = __add__ = __contains__ = __await__ = _refuse
+
+
+def marker(kind: str, reason: str) -> Marker:
+    """Make a marker (stored format)."""
+    return Marker(kind, reason)
+
+
+def cell_() -> Any:
+    """Make an empty closure cell (stored format)."""
+    return types.CellType()
+
+
+def proxy_(mapping: dict[Any, Any]) -> Any:
+    """Make a read-only view of a dict (stored format)."""
+    return types.MappingProxyType(mapping)
+
+
+def set_function(function: Any, state: dict[str, Any]) -> None:
+    """Give a function its closure values and attributes (stored format)."""
+    for cell, value in state["cells"]:
+        if type(value) is not str or value != EMPTY_CELL:
+            cell.cell_contents = value
+    function.__defaults__ = state["defaults"]
+    function.__kwdefaults__ = state["kwdefaults"]
+    if state["annotations"]:
+        function.__annotations__ = state["annotations"]
+    function.__doc__ = state["doc"]
+    function.__name__ = state["name"]
+    function.__qualname__ = state["qualname"]
+    function.__module__ = state["module"]
+    if state["dict"]:
+        function.__dict__.update(state["dict"])
+
+
+def class_(meta: Any, name: str, bases: Any, given: dict[str, Any]) -> Any:
+    """Make a class without its attributes (stored format)."""
+    abc = sys.modules.get("abc")
+    new = abc.ABCMeta.__new__ if abc is not None and issubclass(meta, abc.ABCMeta) else type.__new__
+    hooked = [
+        (base, base.__dict__["__init_subclass__"])
+        for base in {b for direct in bases for b in direct.__mro__}
+        if "__init_subclass__" in base.__dict__ and base.__module__ == MAIN
+    ]
+    # It ran when the class was first made; what it did is in the checkpoint.
+    for base, _ in hooked:
+        del base.__init_subclass__
+    try:
+        return new(meta, name, bases, dict(given))
+    finally:
+        for base, hook in hooked:
+            type.__setattr__(base, "__init_subclass__", hook)
+
+
+def set_class(cls: Any, attributes: dict[str, Any]) -> None:
+    """Give a class its attributes (stored format)."""
+    for name, value in attributes.items():
+        type.__setattr__(cls, name, value)
+    abc = sys.modules.get("abc")
+    if abc is not None and isinstance(cls, abc.ABCMeta):
+        abc.update_abstractmethods(cls)
+
+
+def enum_(meta: Any, name: str, bases: Any, given: dict[str, Any], members: dict[str, Any]) -> Any:
+    """Make an enumeration with its members (stored format)."""
+    namespace = meta.__prepare__(name, bases)
+    for key, item in given.items():
+        namespace[key] = item
+    for key, (value, _) in members.items():
+        namespace[key] = value
+    cls = meta.__new__(meta, name, bases, namespace)
+    for key, (_, attributes) in members.items():
+        cls.__members__[key].__dict__.update(attributes)
+    return cls
+
+
+def exception_(cls: Any, args: tuple[Any, ...]) -> Any:
+    """Make an exception without running its constructor (stored format)."""
+    error = cls.__new__(cls, *args)
+    error.args = args
+    return error
+
+
+def type_variable(name: str, constraints: tuple[Any, ...], bound: Any) -> Any:
+    """Make a type variable (stored format)."""
+    import typing
+
+    return typing.TypeVar(name, *constraints, bound=bound)
+
+
+def lru_cache_(function: Any, maxsize: int | None, typed: bool) -> Any:
+    """Make a cached function with an empty cache (stored format)."""
+    import functools
+
+    return functools.lru_cache(maxsize, typed)(function)
+
+
+def cached_property_(function: Any, name: str | None) -> Any:
+    """Make a cached property (stored format)."""
+    import functools
+
+    made: Any = functools.cached_property(function)
+    if name is not None:
+        made.__set_name__(None, name)
+    return made
+
+
+PLAIN_MAKERS = (
+    *(marker, cell_, proxy_, class_, set_class, enum_, exception_, type_variable),
+    *(lru_cache_, cached_property_, set_function),
+)
