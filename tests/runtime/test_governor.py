@@ -1,14 +1,19 @@
 """Limits are enforced before each call, from what the log says was used, across resume."""
 
 import asyncio
+import json
+from pathlib import Path
 
 import pytest
 
 import holdfast
+from holdfast.core import facts
 from holdfast.core.errors import InvalidSettings
 from holdfast.core.messages import assistant
+from holdfast.core.payloads import slot
 from holdfast.models.port import ModelReply, Usage
 from holdfast.runtime.settings import resolve
+from holdfast.stores.memory import MemorySessionStore
 
 from .conftest import Lab, cell, replies
 
@@ -86,6 +91,51 @@ async def test_a_dollar_limit_is_not_hoped_for_when_a_cost_is_unknown(lab: Lab) 
     assert isinstance(result, holdfast.BudgetExceeded)
     assert "unknown cost" in result.used
     assert len(lab.requests) == 1
+
+
+async def test_a_lost_call_counts_at_its_ceiling_and_the_limit_goes_on_holding(
+    tmp_path: Path,
+) -> None:
+    """A kill during a call must neither be free nor end a session that has budget left."""
+    script = tmp_path / "script.jsonl"
+    line = {"reply": cell("FINAL(1)"), "cost_usd": 0.25}
+    script.write_text("".join(json.dumps(line) + "\n" for _ in range(4)))
+    store = MemorySessionStore()
+    options = {"model": f"script:{script}", "max_usd": "0.60", "max_output_tokens": 100}
+    async with await holdfast.open(store, **options) as runtime:
+        session = await runtime.start()
+        lease = await store.acquire(session.id)
+        state = await store.load_state(session.id)
+        # What a process leaves behind that is killed while the model is being asked.
+        await store.append(
+            lease,
+            state.seq,
+            [
+                facts.TurnStarted(turn=1),
+                facts.MessageAppended(message=1, role="user", content=slot("x", "message"), turn=1),
+                facts.StepStarted(
+                    step=1,
+                    turn=1,
+                    ordinal=0,
+                    reserved_usd="0.25",
+                    reserved_input_tokens=500,
+                    reserved_output_tokens=100,
+                ),
+            ],
+        )
+        await store.release(lease)
+        first = await runtime.resume(session.id)
+        assert isinstance(first, holdfast.Final)
+        assert first.cost_usd is None  # nobody knows what the lost call cost
+        spend = (await runtime.state(session.id)).spend
+        assert (spend.usd, spend.unknown_usd, spend.unbounded_usd) == ("0.50", 1, 0)
+        assert isinstance(await session.send("again"), holdfast.Final)
+        last = await session.send("and again")
+        assert isinstance(last, holdfast.BudgetExceeded)
+        assert last.used == "0.75"
+        started = [step.started for step in await runtime.steps(session.id)]
+        assert {step.reserved_usd for step in started} == {"0.25"}
+        assert all(step.reserved_output_tokens == 100 for step in started)
 
 
 async def test_the_token_limit_ends_the_turn(lab: Lab) -> None:

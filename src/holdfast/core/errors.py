@@ -17,7 +17,7 @@ HoldfastError
 │   └── SessionDeleted
 ├── Refused                     not here, not like this: the message says what would work
 │   ├── ReadOnlySession · StoreNewer · StoreUnsafe · HandleForked · CapabilityDenied
-│   ├── ConfinementMissing · AgentMissing · NotRestorable · RevivalLimit
+│   ├── ConfinementMissing · AgentMissing · NotRestorable
 ├── StoreFailed                 the storage failed
 │   ├── NothingWritten          safe to try again
 │   └── OutcomeUnknown          read again before anything else
@@ -177,10 +177,6 @@ class AgentMissing(Refused):
 
 class NotRestorable(Refused):
     """The namespace checkpoint cannot be restored here."""
-
-
-class RevivalLimit(Refused):
-    """The turn was revived too often without a new outcome."""
 
 
 class StoreFailed(HoldfastError):

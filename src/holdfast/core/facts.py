@@ -145,7 +145,8 @@ class StepStarted(Fact):
     ordinal: int  # 1 for the first step of the session
     model: str | None = None
     reserved_usd: str | None = None
-    reserved_tokens: int | None = None
+    reserved_input_tokens: int | None = None
+    reserved_output_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

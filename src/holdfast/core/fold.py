@@ -138,7 +138,7 @@ def _step_started(state: State, fact: Any, event: Event) -> dict[str, Any]:
 
 def _step_put(state: State, fact: Any, event: Event) -> dict[str, Any]:
     lost = fact.status == "unknown"
-    changes: dict[str, Any] = {"spend": state.spend.plus(fact.cost_usd, fact.usage)}
+    changes: dict[str, Any] = {"spend": state.spend.plus(fact.cost_usd, fact.usage, ceiling=lost)}
     if not lost:
         changes["revivals"] = 0
         changes["counters"] = _count(state, "answered", state.next("answered"))

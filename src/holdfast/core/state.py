@@ -58,29 +58,39 @@ class PendingCall:
 
 @dataclass(frozen=True, slots=True)
 class Spend:
-    """What the session has used; `unknown_…` counts the calls of which nobody knows."""
+    """What the session has used; `unknown_…` counts the calls of which nobody knows.
+
+    Most of those are counted at the ceiling that was set aside for them; `unbounded_…` counts the
+    calls that had none, after which no limit can be proven to hold.
+    """
 
     usd: str = "0"
     input_tokens: int = 0
     output_tokens: int = 0
     unknown_usd: int = 0
     unknown_tokens: int = 0
+    unbounded_usd: int = 0
+    unbounded_tokens: int = 0
 
     @property
     def tokens(self) -> int:
         """Return all tokens that are known."""
         return self.input_tokens + self.output_tokens
 
-    def plus(self, usd: str | None, usage: facts.Usage | None) -> Spend:
-        """Return the spend with one more model call."""
+    def plus(
+        self, usd: str | None, usage: facts.Usage | None, *, ceiling: bool = False
+    ) -> Spend:
+        """Return the spend with one more model call; `ceiling` says it is only the most it was."""
         asked = None if usage is None else usage.get("input_tokens")
         answered = None if usage is None else usage.get("output_tokens")
         return Spend(
             usd=self.usd if usd is None else str(Decimal(self.usd) + Decimal(usd)),
             input_tokens=self.input_tokens + (asked or 0),
             output_tokens=self.output_tokens + (answered or 0),
-            unknown_usd=self.unknown_usd + (usd is None),
-            unknown_tokens=self.unknown_tokens + (asked is None or answered is None),
+            unknown_usd=self.unknown_usd + (ceiling or usd is None),
+            unknown_tokens=self.unknown_tokens + (ceiling or asked is None or answered is None),
+            unbounded_usd=self.unbounded_usd + (usd is None),
+            unbounded_tokens=self.unbounded_tokens + (asked is None or answered is None),
         )
 
 

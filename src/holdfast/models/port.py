@@ -151,6 +151,10 @@ class Model(Protocol):
         """Return the name under which the model was chosen, as settings store it."""
         ...
 
+    def ceiling_usd(self, input_tokens: int, output_tokens: int) -> str | None:
+        """Return the most that a call of this size can cost; None where nobody knows."""
+        ...
+
     async def request(
         self, request: ModelRequest, *, on_delta: OnDelta | None = None
     ) -> ModelReply:

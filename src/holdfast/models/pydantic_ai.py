@@ -65,6 +65,16 @@ class PydanticAiModel:
         """Return the name under which the model was chosen."""
         return self._name
 
+    def ceiling_usd(self, input_tokens: int, output_tokens: int) -> str | None:
+        """Return the price of a call of this size, nothing of it cached."""
+        usage = RequestUsage(input_tokens=input_tokens, output_tokens=output_tokens)
+        model = self._model
+        return _cost_usd(
+            ModelResponse(
+                parts=[], usage=usage, model_name=model.model_name, provider_name=model.system
+            )
+        )
+
     async def request(
         self, request: ModelRequest, *, on_delta: OnDelta | None = None
     ) -> ModelReply:

@@ -132,6 +132,12 @@ class ScriptedModel:
         """Return the name under which the model was chosen."""
         return self._name
 
+    def ceiling_usd(self, input_tokens: int, output_tokens: int) -> str | None:
+        """Return the cost of a script's dearest line; what a function may charge is unknown."""
+        if not isinstance(self._responder, Script):
+            return None
+        return format(max(line.cost_usd or Decimal(0) for line in self._responder.lines), "f")
+
     async def request(
         self, request: ModelRequest, *, on_delta: OnDelta | None = None
     ) -> ModelReply:

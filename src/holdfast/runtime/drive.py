@@ -111,12 +111,15 @@ class Drive:
         return [self._started(state, turn, context)]
 
     def _started(self, state: State, turn: int, context: int) -> StepStarted:
+        output = governor.output_ceiling(self.blueprint.settings)
         return StepStarted(
             step=state.next("step"),
             turn=turn,
             ordinal=state.counters.get("answered", 0),
             model=self.model.name,
-            reserved_tokens=governor.reservation_tokens(self.blueprint.settings, context),
+            reserved_usd=self.model.ceiling_usd(context, output),
+            reserved_input_tokens=context,
+            reserved_output_tokens=output,
         )
 
     def _context(self) -> int:
@@ -296,7 +299,10 @@ class Drive:
                     status="unknown",
                     model=started.model,
                     cost_usd=started.reserved_usd,
-                    usage=None,
+                    usage={
+                        "input_tokens": started.reserved_input_tokens,
+                        "output_tokens": started.reserved_output_tokens,
+                    },
                     error=_error("lost", "the process ended while the model was being asked"),
                 )
             ]

@@ -14,6 +14,8 @@ from holdfast.core.state import State
 from holdfast.runtime.settings import Settings
 
 WARN_STEPS_LEFT = 2
+OUTPUT_CEILING_TOKENS = 32_768
+"""What is set aside for a reply where `max_output_tokens` does not bound it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,14 +44,14 @@ def before_call(settings: Settings, state: State) -> Excess | None:
     """Return the spend limit that forbids another model call."""
     spend = state.spend
     if settings.max_usd:
-        if spend.unknown_usd:
-            used = f"{spend.usd} and {spend.unknown_usd} calls of unknown cost"
+        if spend.unbounded_usd:
+            used = f"{spend.usd} and {spend.unbounded_usd} calls of unknown cost"
             return Excess("max_usd", used, settings.max_usd)
         if Decimal(spend.usd) >= Decimal(settings.max_usd):
             return Excess("max_usd", spend.usd, settings.max_usd)
     if settings.max_tokens:
-        if spend.unknown_tokens:
-            used = f"{spend.tokens} and {spend.unknown_tokens} calls of unknown size"
+        if spend.unbounded_tokens:
+            used = f"{spend.tokens} and {spend.unbounded_tokens} calls of unknown size"
             return Excess("max_tokens", used, str(settings.max_tokens))
         if spend.tokens >= settings.max_tokens:
             return Excess("max_tokens", str(spend.tokens), str(settings.max_tokens))
@@ -104,8 +106,6 @@ def spent_on_failure(code: str) -> tuple[str | None, dict[str, int | None] | Non
     return None, None
 
 
-def reservation_tokens(settings: Settings, context_tokens: int) -> int | None:
-    """Return the most tokens that one more call can use, where that is bounded."""
-    if not settings.max_output_tokens:
-        return None
-    return context_tokens + settings.max_output_tokens
+def output_ceiling(settings: Settings) -> int:
+    """Return the most tokens that one reply can have, as far as a limit or custom bounds it."""
+    return settings.max_output_tokens or OUTPUT_CEILING_TOKENS
