@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import platform
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from holdfast.core import payloads, values
@@ -24,12 +24,11 @@ from holdfast.core.errors import (
     NotRestorable,
 )
 from holdfast.core.records import digest_id
-from holdfast.kernels import confinement, frames, monty_heap
+from holdfast.kernels import confinement, frames, monty_heap, results, setup
 from holdfast.kernels import manifest as manifests
 from holdfast.kernels.journal import Diverged, Journal
 from holdfast.kernels.pool import Parked, WorkerPool
 from holdfast.kernels.port import (
-    CellError,
     CellResult,
     Checkpoint,
     Confinement,
@@ -45,9 +44,9 @@ from holdfast.kernels.port import (
     OnCall,
     RecordedCall,
     Unrestorable,
-    ValueView,
     Variable,
 )
+from holdfast.kernels.results import Run
 from holdfast.kernels.watch import Watch
 from holdfast.kernels.workers import Lost, Worker
 
@@ -118,17 +117,6 @@ class CpythonKernel:
         await self.pool.close()
 
 
-@dataclass(slots=True)
-class _Run:
-    """What one run of a cell has come to so far."""
-
-    journal: Journal
-    watch: Watch
-    final: Encoded | None = None
-    files: list[FileRead] = field(default_factory=list)
-    threads: int = 1
-
-
 @dataclass(frozen=True, slots=True)
 class _Problem:
     """Something of the host's own that ends a run."""
@@ -152,7 +140,7 @@ class CpythonSession:
         self._inputs: dict[str, Encoded] = {}
         self._lost: tuple[Unrestorable, ...] = ()
         self._pure = {function.path for function in settings.functions if function.pure}
-        self._run: _Run | None = None
+        self._run: Run | None = None
         self._closed = False
         self._using = asyncio.Lock()
 
@@ -211,7 +199,7 @@ class CpythonSession:
         self, worker: Worker, command: dict[str, Any], journal: Journal, limits: KernelLimits
     ) -> CellResult:
         journal.begin()
-        run = self._run = _Run(journal, Watch(worker, limits))
+        run = self._run = Run(journal, Watch(worker, limits))
         worker.limit(self.settings.limits.memory_bytes)
         worker.handler = lambda frame: self._handle(worker, run, frame)
         worker.send(command)
@@ -223,17 +211,17 @@ class CpythonSession:
         try:
             while done is None:
                 done = self._take(worker, run, await worker.next_frame())
-            journal.check_files(_files(done.files))
+            journal.check_files(results.file_reads(done.files))
             journal.check_end()
             return self._result(run, done)
         except Diverged as diverged:
             self._drop(worker)
-            return self._diverged(run, str(diverged))
+            return results.diverged(run, str(diverged))
         except Lost as lost:
             self._pool.forget(self)
             if isinstance(lost.error, Parked) or not (run.watch.tripped or run.final):
                 raise
-            return self._cut(run)
+            return results.cut(run)
         except KernelProtocolError as error:
             self._drop(worker, error)
             raise
@@ -248,7 +236,7 @@ class CpythonSession:
             if stall is not None:
                 stall.cancel()
 
-    def _handle(self, worker: Worker, run: _Run, frame: frames.Frame) -> bool:
+    def _handle(self, worker: Worker, run: Run, frame: frames.Frame) -> bool:
         """Do at once what need not wait for the task that evaluates: calls, above all."""
         if not isinstance(frame, frames.CallFrame | frames.ChunkFrame):
             return False
@@ -258,7 +246,7 @@ class CpythonSession:
             worker.push(_Problem(error))
         return True
 
-    def _take(self, worker: Worker, run: _Run, frame: Any) -> frames.DoneFrame | None:
+    def _take(self, worker: Worker, run: Run, frame: Any) -> frames.DoneFrame | None:
         """Do what a frame asks for; return it if it is the last one of its cell."""
         match frame:
             case frames.ChunkFrame():
@@ -288,7 +276,7 @@ class CpythonSession:
                 raise KernelProtocolError(f"the worker sent a {name} while its cell was running")
         return None
 
-    def _call(self, run: _Run, frame: frames.CallFrame) -> HostCall:
+    def _call(self, run: Run, frame: frames.CallFrame) -> HostCall:
         functions = self.settings.functions
         if not any(function.path == frame.function for function in functions):
             raise KernelProtocolError(f"the worker called {frame.function!r}, which is not offered")
@@ -300,7 +288,7 @@ class CpythonSession:
             shaped = False
         if not shaped:
             raise KernelProtocolError(f"the arguments of {frame.function!r} do not decode")
-        files = _files(frame.files)
+        files = results.file_reads(frame.files)
         run.journal.check_files(files)
         run.files.extend(files)
         digest = digest_id(frame.arguments)
@@ -316,7 +304,7 @@ class CpythonSession:
             files,
         )
 
-    def _answered(self, worker: Worker, run: _Run, number: int, answer: HostAnswer) -> None:
+    def _answered(self, worker: Worker, run: Run, number: int, answer: HostAnswer) -> None:
         if not run.journal.open and run.final is None:
             run.watch.resume()
         value = answer.value
@@ -331,7 +319,7 @@ class CpythonSession:
             }
         )
 
-    async def _watch_stall(self, worker: Worker, run: _Run) -> None:
+    async def _watch_stall(self, worker: Worker, run: Run) -> None:
         """End a re-run in which every call waits for one that the cell does not make."""
         loop, journal = asyncio.get_running_loop(), run.journal
         before, since = worker.cpu_ns(), loop.time()
@@ -344,9 +332,7 @@ class CpythonSession:
                 text = "the cell waits for calls that it made when it first ran and not now"
                 worker.push(_Problem(Diverged(text)))
 
-    # Results
-
-    def _result(self, run: _Run, done: frames.DoneFrame) -> CellResult:
+    def _result(self, run: Run, done: frames.DoneFrame) -> CellResult:
         before = self.manifest
         lost, self._lost = self._lost, ()
         checkpoint = None
@@ -355,74 +341,7 @@ class CpythonSession:
         else:
             assert self.worker is not None
             self._drop(self.worker)
-        status, limit, error = self._status(run, done)
-        value = done.value
-        return CellResult(
-            status=status,
-            stdout=Excerpt(*done.stdout),
-            stderr=Excerpt(*done.stderr),
-            value=None
-            if value is None or status != "ok"
-            else ValueView(
-                value.kind,
-                Excerpt(*value.text),
-                None
-                if value.encoded is None
-                else Encoded(value.encoded.encoding, value.encoded.data),
-            ),
-            final=run.final,
-            error=error,
-            limit=limit,
-            calls=tuple(run.journal.calls.values()),
-            files=(*run.files, *_files(done.files)),
-            checkpoint=checkpoint,
-            namespace_kept=checkpoint is not None,
-            unrestorable=_merged(lost, checkpoint, before),
-            repaired=tuple(done.repaired),
-            cpu_ns=run.watch.cpu_ns,
-        )
-
-    def _status(self, run: _Run, done: frames.DoneFrame) -> tuple[Any, Any, CellError | None]:
-        error = None
-        if done.error is not None:
-            part = done.error
-            error = CellError(part.type, part.message, part.traceback, part.line)
-        if run.final is not None:
-            return "final", None, None
-        match done.status:
-            case "output" | "memory":
-                return "limit", done.status, error
-            case "interrupted" if run.watch.tripped is not None:
-                return "limit", run.watch.tripped, error
-            case "ok":
-                return "ok", None, None
-            case _:
-                return "error", None, error
-
-    def _cut(self, run: _Run) -> CellResult:
-        """Return the result of a cell whose worker had to be killed."""
-        return CellResult(
-            status="final" if run.final is not None else "limit",
-            stdout=_NOTHING,
-            stderr=_NOTHING,
-            final=run.final,
-            limit=run.watch.tripped,
-            detail="the cell did not stop when asked; its worker was ended",
-            calls=tuple(run.journal.calls.values()),
-            files=tuple(run.files),
-            namespace_kept=False,
-        )
-
-    def _diverged(self, run: _Run, detail: str) -> CellResult:
-        return CellResult(
-            status="diverged",
-            stdout=_NOTHING,
-            stderr=_NOTHING,
-            detail=detail,
-            calls=tuple(run.journal.calls.values()),
-            files=tuple(run.files),
-            namespace_kept=False,
-        )
+        return results.finished(run, done, checkpoint, results.losses(lost, checkpoint, before))
 
     def _keep(self, part: frames.CheckpointPart) -> Checkpoint:
         checkpoint = self._chunks.checkpoint(part)
@@ -443,11 +362,11 @@ class CpythonSession:
         worker = await self._pool.acquire(self, self.settings.depth)
         try:
             async with asyncio.timeout(_SETUP_SECONDS):
-                await self._open(worker)
+                await setup.open_worker(worker, self.settings, confined=self._kernel.confined)
                 if self.manifest is not None:
                     await self._load(worker, self.manifest)
                 for name, value in self._inputs.items():
-                    await self._bind(worker, name, value)
+                    await setup.bind(worker, name, value)
         except Lost as lost:
             self._pool.forget(self)
             raise lost.error from None
@@ -460,39 +379,13 @@ class CpythonSession:
         worker.kill(error or KernelError("the worker was ended"))
         self._pool.forget(self)
 
-    async def _open(self, worker: Worker) -> None:
-        settings = self.settings
-        limits = settings.limits
-        policy = {
-            "read_paths": settings.read_roots,
-            "memory_bytes": limits.memory_bytes,
-            "threads": limits.processes,
-            "open_files": limits.open_files,
-            "parent_pid": worker.parent,
-        }
-        command = {
-            "id": 0,
-            "do": "open",
-            "policy": policy if self._kernel.confined else None,
-            "roots": settings.read_roots,
-            "seed": digest_id(b"%d" % settings.seed)[7:39].encode(),
-            "final": settings.final,
-            "functions": [(f.module, f.name, f.signature, f.doc) for f in settings.functions],
-        }
-        opened = await self._command(worker, command, frames.OpenedFrame)
-        level = (opened.confinement or {}).get("level", "none")
-        if self._kernel.confined and level != "os":
-            raise ConfinementMissing(f"the worker says that its confinement is {level!r}")
-
     async def _load(self, worker: Worker, manifest: Mapping[str, Any]) -> None:
         random = await self._chunk(payloads.from_record(manifest["random"]))
-        counts = {"cells": manifest["cells"], "drawn": manifest["drawn"], "random": random}
-        stored = manifests.for_worker(manifest)
-        worker.send({"id": 0, "do": "load", "stored": stored, **counts})
+        worker.send(setup.load_command(manifest, random))
         for slot in manifests.slots(manifest):
             if slot.data is None:
                 worker.send_raw(frames.chunk_frame(await self._chunk(slot)))
-        loaded = await self._reply(worker, frames.LoadedFrame)
+        loaded = await setup.reply(worker, frames.LoadedFrame, self._chunks)
         self._lost += tuple(Unrestorable(name, reason) for name, reason in loaded.lost)
 
     async def _chunk(self, slot: payloads.Slot) -> bytes:
@@ -505,33 +398,6 @@ class CpythonSession:
             raise NotRestorable(f"the chunk {chunk!r} cannot be read: open with `fetch`")
         return await self._fetch(chunk)
 
-    async def _bind(self, worker: Worker, name: str, value: Encoded) -> None:
-        frame = {
-            "id": 0,
-            "do": "bind",
-            "name": name,
-            "encoding": value.encoding,
-            "data": value.data,
-        }
-        await self._command(worker, frame, frames.BoundFrame)
-
-    async def _command(self, worker: Worker, command: dict[str, Any], expected: type[Any]) -> Any:
-        worker.send(command)
-        return await self._reply(worker, expected)
-
-    async def _reply(self, worker: Worker, expected: type[Any]) -> Any:
-        while True:
-            frame = await worker.next_frame()
-            if isinstance(frame, expected):
-                return frame
-            if isinstance(frame, frames.ChunkFrame):
-                self._chunks.receive(frame)
-            elif isinstance(frame, frames.FailedFrame):
-                raise KernelError(f"the worker could not go on: {frame.message}")
-            else:
-                name = type(frame).__name__
-                raise KernelProtocolError(f"the worker sent a {name}, which was not asked for")
-
     # The rest of the port
 
     async def set_variable(self, name: str, value: Encoded) -> None:
@@ -541,7 +407,7 @@ class CpythonSession:
             if self.worker is not None and self.worker.lost is None:
                 self._pool.busy(self)
                 try:
-                    await self._bind(self.worker, name, value)
+                    await setup.bind(self.worker, name, value)
                 except Lost:
                     self._pool.forget(self)
                 finally:
@@ -552,9 +418,9 @@ class CpythonSession:
         async with self._using:
             worker = await self._ready()
             try:
-                frame = await self._command(
-                    worker, {"id": 0, "do": "checkpoint"}, frames.CheckpointFrame
-                )
+                worker.limit(self.settings.limits.memory_bytes)
+                worker.send({"id": 0, "do": "checkpoint"})
+                frame = await setup.reply(worker, frames.CheckpointFrame, self._chunks)
                 return self._keep(frame.checkpoint)
             except Lost as lost:
                 self._pool.forget(self)
@@ -608,20 +474,3 @@ class CpythonSession:
             self._pool.reclaim(self)
         self.manifest = None
         self._inputs.clear()
-
-
-def _merged(
-    lost: tuple[Unrestorable, ...],
-    checkpoint: Checkpoint | None,
-    before: Mapping[str, Any] | None,
-) -> tuple[Unrestorable, ...]:
-    """Return what a restore could not make and what this checkpoint does not keep, each once."""
-    if checkpoint is None:
-        return lost
-    told = {item.name for item in lost}
-    new = manifests.unrestorable(checkpoint.manifest, before)
-    return (*lost, *(item for item in new if item.name not in told))
-
-
-def _files(reads: Sequence[tuple[str, str]]) -> tuple[FileRead, ...]:
-    return tuple(FileRead(path, digest) for path, digest in reads)

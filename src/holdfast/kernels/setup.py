@@ -1,0 +1,77 @@
+"""Making a worker ready for its session: confined, with its functions, namespace and inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from holdfast.core.errors import ConfinementMissing, KernelError, KernelProtocolError
+from holdfast.core.records import digest_id
+from holdfast.kernels import frames
+from holdfast.kernels import manifest as manifests
+from holdfast.kernels.manifest import Chunks
+from holdfast.kernels.port import Encoded, KernelSettings
+from holdfast.kernels.workers import Worker
+
+Expected = TypeVar("Expected", bound=frames.Message)
+
+
+async def open_worker(worker: Worker, settings: KernelSettings, *, confined: bool) -> None:
+    """Have a worker confine itself and offer the session's functions."""
+    limits = settings.limits
+    policy = {
+        "read_paths": settings.read_roots,
+        "memory_bytes": limits.memory_bytes,
+        "threads": limits.processes,
+        "open_files": limits.open_files,
+        "parent_pid": worker.parent,
+    }
+    worker.send(
+        {
+            "id": 0,
+            "do": "open",
+            "policy": policy if confined else None,
+            "roots": settings.read_roots,
+            "seed": digest_id(b"%d" % settings.seed)[7:39].encode(),
+            "final": settings.final,
+            "functions": [(f.module, f.name, f.signature, f.doc) for f in settings.functions],
+        }
+    )
+    opened = await reply(worker, frames.OpenedFrame)
+    level = (opened.confinement or {}).get("level", "none")
+    if confined and level != "os":
+        raise ConfinementMissing(f"the worker says that its confinement is {level!r}")
+
+
+def load_command(manifest: Mapping[str, Any], random: bytes) -> dict[str, Any]:
+    """Return the command that fills a namespace; the chunks follow it."""
+    return {
+        "id": 0,
+        "do": "load",
+        "stored": manifests.for_worker(manifest),
+        "cells": manifest["cells"],
+        "drawn": manifest["drawn"],
+        "random": random,
+    }
+
+
+async def bind(worker: Worker, name: str, value: Encoded) -> None:
+    """Bind an input in a worker."""
+    parts = {"name": name, "encoding": value.encoding, "data": value.data}
+    worker.send({"id": 0, "do": "bind", **parts})
+    await reply(worker, frames.BoundFrame)
+
+
+async def reply(worker: Worker, expected: type[Expected], chunks: Chunks | None = None) -> Expected:
+    """Return the frame that a command is answered with, and keep the chunks that come before it."""
+    while True:
+        frame = await worker.next_frame()
+        if isinstance(frame, expected):
+            return frame
+        if isinstance(frame, frames.ChunkFrame) and chunks is not None:
+            chunks.receive(frame)
+        elif isinstance(frame, frames.FailedFrame):
+            raise KernelError(f"the worker could not go on: {frame.message}")
+        else:
+            name = type(frame).__name__
+            raise KernelProtocolError(f"the worker sent a {name}, which was not asked for")
