@@ -1,0 +1,110 @@
+"""The journal of an eval: which answer is released when, and what waits for what."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from holdfast.kernels.journal import Diverged, Journal
+from holdfast.kernels.port import Encoded, FileRead, HostAnswer, HostCall, RecordedCall
+
+
+def _answer(text: str) -> HostAnswer:
+    return HostAnswer.ok(Encoded("text", text.encode()), 1)
+
+
+def _call(name: str, ordinal: int = 0, *, pure: bool = False) -> HostCall:
+    return HostCall(name, Encoded("json", b"{}"), "digest", ordinal, pure, (), {})
+
+
+def _recorded(name: str, *, pure: bool = False, answered: bool = True) -> RecordedCall:
+    return RecordedCall(name, "digest", 0, pure, _answer(name) if answered else None)
+
+
+class Asked:
+    """A host that answers with the name of the function, and remembers what it was asked."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+
+    async def __call__(self, call: HostCall) -> HostAnswer:
+        self.names.append(call.function)
+        return _answer(call.function)
+
+
+def _ask(journal: Journal, call: HostCall, got: list[str]) -> None:
+    journal.ask(call, lambda answer: got.append(answer.value.data.decode() if answer.value else ""))
+
+
+async def test_recorded_answers_come_in_recorded_order_whoever_asks_first() -> None:
+    host, got = Asked(), list[str]()
+    journal = Journal(host, [_recorded("a"), _recorded("b"), _recorded("c")])
+    _ask(journal, _call("c"), got)
+    _ask(journal, _call("b"), got)
+    assert got == []
+    assert journal.stuck
+    _ask(journal, _call("a"), got)
+    assert got == ["a", "b", "c"]
+    assert host.names == []
+    journal.check_end()
+
+
+async def test_a_new_call_with_effects_waits_for_the_recorded_ones_and_a_pure_one_does_not() -> (
+    None
+):
+    host, got = Asked(), list[str]()
+    journal = Journal(host, [_recorded("old")])
+    _ask(journal, _call("new"), got)
+    _ask(journal, _call("pure", pure=True), got)
+    await asyncio.sleep(0)
+    assert host.names == ["pure"]
+    _ask(journal, _call("old"), got)
+    await journal.wait_for_answers()
+    assert host.names == ["pure", "new"]
+    assert got[0] == "old"
+    assert set(got) == {"old", "pure", "new"}
+
+
+async def test_a_recorded_call_without_an_answer_is_asked_again() -> None:
+    host, got = Asked(), list[str]()
+    journal = Journal(host, [_recorded("open", answered=False)])
+    _ask(journal, _call("open"), got)
+    await journal.wait_for_answers()
+    assert host.names == ["open"]
+    assert got == ["open"]
+
+
+async def test_a_second_run_finds_the_answers_of_the_first() -> None:
+    host, got = Asked(), list[str]()
+    journal = Journal(host)
+    _ask(journal, _call("a"), got)
+    _ask(journal, _call("b"), got)
+    await journal.wait_for_answers()
+    journal.begin()
+    again: list[str] = []
+    _ask(journal, _call("b"), again)
+    _ask(journal, _call("a"), again)
+    assert again == got == ["a", "b"]
+    assert host.names == ["a", "b"]
+
+
+async def test_an_end_without_a_recorded_call_has_diverged_unless_the_call_was_pure() -> None:
+    Journal(Asked(), [_recorded("look", pure=True)]).check_end()
+    with pytest.raises(Diverged, match="1 recorded call"):
+        Journal(Asked(), [_recorded("send")]).check_end()
+
+
+async def test_a_file_that_changed_has_diverged() -> None:
+    journal = Journal(Asked(), files=[FileRead("/a", "1")])
+    journal.check_files([FileRead("/a", "1"), FileRead("/b", "2")])
+    with pytest.raises(Diverged, match="/b"):
+        journal.check_files([FileRead("/b", "3")])
+
+
+async def test_equal_calls_are_counted_per_run() -> None:
+    journal = Journal(Asked())
+    assert [journal.ordinal("f", "d") for _ in range(3)] == [0, 1, 2]
+    assert journal.ordinal("g", "d") == 0
+    journal.begin()
+    assert journal.ordinal("f", "d") == 0
