@@ -36,7 +36,7 @@ from holdfast.testing.kernel_driver import START_NS, KernelDriver
 
 SETTINGS = KernelSettings(functions=(HostFunction("lm"), HostFunction("child")))
 ROWS = "rows = [{'id': i, 'name': f'row {i}', 'score': i * 1.5} for i in range(100_000)]"
-CALLS = 500
+CALLS = 25
 _ANSWER = HostAnswer.ok(Encoded(*values.encode("answer")), START_NS)
 
 
@@ -120,7 +120,7 @@ async def _round_trips(
 
     took = await _times(400, lambda: one("1 + 1"))
     loop = f"for i in range({CALLS}):\n    got = lm(i)\ngot"
-    per_call = [t / CALLS for t in await _times(6, lambda: one(loop))]
+    per_call = [t / CALLS for t in await _times(100, lambda: one(loop))]
     driver.answers["lm"] = lambda number: number
     assert await driver.value(loop) == CALLS - 1
     await session.close()
