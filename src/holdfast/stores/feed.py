@@ -197,7 +197,12 @@ class SessionSubscription(_Waiting):
             self._bell.clear()
             if not self._page and self._stale:
                 self._stale = False
-                page = await self._read(self.session_id, after=self._seq, limit=PAGE_EVENTS)
+                try:
+                    page = await self._read(self.session_id, after=self._seq, limit=PAGE_EVENTS)
+                except BaseException:
+                    # Cancelled or failed: what woke this subscription has not been read yet.
+                    self._stale = True
+                    raise
                 self._stale = self._stale or len(page) == PAGE_EVENTS
                 self._page.extend(page)
             if self._page:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -32,6 +32,7 @@ from holdfast.core.ids import check_key, friendly_name
 from holdfast.core.payloads import (
     Erased,
     Slot,
+    check_bytes,
     digest_form,
     from_record,
     is_slot,
@@ -233,27 +234,30 @@ def slots_with_inner(
     events: Iterable[Event],
     payloads: dict[str, bytes],
     erased: dict[str, tuple[str, str]] | None = None,
-) -> Iterator[Slot]:
-    """Yield every slot of imported events and of the manifests among them, each one once.
+) -> list[Slot]:
+    """Return what imported events need beside themselves: erased slots first, then payloads.
 
-    A payload that is neither given nor erased makes the import incomplete.
+    Manifests are followed. `erased` counts only for their parts: what an event refers to says by
+    itself that it was erased. A payload that is not given, or not what its slot says, makes the
+    import unusable.
     """
+    marks = erased or {}
+    gone: dict[str, Slot] = {}
+    live: dict[tuple[str, bool], Slot] = {}
     queue = [item for event in events for item in walk(event.data)]
-    seen: set[str] = set()
     while queue:
         item = queue.pop()
-        if item.id in seen:
-            continue
-        seen.add(item.id)
-        if erased and item.id in erased:
-            item = replace(item, data=None, erased=Erased(*erased[item.id]))
-        if item.inline or item.erased is not None:
-            yield item
-            continue
-        if item.id not in payloads:
-            raise Corruption(f"the import lacks payload {item.id!r}", payload=item.id)
-        yield item
-        queue.extend(manifest_slots(item, payloads[item.id]))
+        key = (item.id, item.encoding == "manifest")
+        if item.erased is not None:
+            gone[item.id] = item
+        elif not item.inline and key not in live:
+            if item.id not in payloads:
+                raise Corruption(f"the import lacks payload {item.id!r}", payload=item.id)
+            live[key] = item
+            for part in manifest_slots(item, check_bytes(item, payloads[item.id])):
+                mark = None if part.inline else marks.get(part.id)
+                queue.append(part if mark is None else replace(part, erased=Erased(*mark)))
+    return [*gone.values(), *live.values()]
 
 
 def has_open_work(state: State) -> bool:
