@@ -223,13 +223,12 @@ async def test_a_small_change_beside_large_text_costs_kilobytes(cpython: Cpython
 
 async def test_a_small_change_beside_many_objects_costs_little(cpython: CpythonKernel) -> None:
     driver = await KernelDriver.open(cpython)
-    await driver.run(
-        "n = 0\nrows = [{'id': i, 'name': f'row {i}'} for i in range(20000)]\nlast = []"
-    )
+    await driver.run("early = []\nn = 0")
+    await driver.run("rows = [{'id': i, 'name': f'row {i}'} for i in range(20000)]\nlast = []")
     assert driver.stored_bytes > 300_000
-    # The first change of a variable that stands before the bulk moves it behind, once.
-    await driver.run("n = 1\nlast.append(1)")
-    for code in ("n = 2", "last.append(2)", "fresh = 'new'", "n = 3\nlast.append(3)"):
+    # A variable that changes in place before the bulk moves behind it, once.
+    await driver.run("n = 1\nlast.append([1])\nearly.append([1])")
+    for code in ("n = 2", "last.append([2])", "early.append([2])", "fresh = 'new'", "n = 3"):
         await driver.run(code)
         assert driver.stored_bytes < 20_000, code
     await driver.run("rows.append({'id': -1})")

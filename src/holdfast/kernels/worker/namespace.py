@@ -131,6 +131,8 @@ class Namespace:
         self._pieces = Pieces(self.known, send)
         self._order: list[str] = []
         self._last: dict[str, tuple[Any, dict[str, Any]]] = {}
+        self._moved = False
+        self._last_changed = ""
         self._slots: dict[int, _Slot] = {}
         self._fillers = [object() for _ in range(RESERVED)]
         self._memo: dict[int, tuple[int, Any]] | None = None
@@ -142,6 +144,7 @@ class Namespace:
         try:
             failing: dict[str, str] = {}
             names = self._ordered()
+            self._moved = False
             while True:
                 entries = self._attempt(names, failing)
                 if entries is not None:
@@ -179,8 +182,32 @@ class Namespace:
                 return None
             lost = list(marked)
             whole = bool(lost) and (name in failing or not self._reducible(value))
-            entries.append(self._entry(name, variables[name], self._pieces.finish(), lost, whole))
+            entry = self._entry(name, variables[name], self._pieces.finish(), lost, whole)
+            if self._move_back(names, entry):
+                return None
+            entries.append(entry)
         return entries
+
+    def _move_back(self, names: list[str], entry: dict[str, Any]) -> bool:
+        """Put a variable that changed in place behind a bulk that follows it, and say so.
+
+        The bulk is stored anew this once, since the memo numbers before it change, and never again
+        for this variable's sake. Only the first change is certain: those after it may differ by
+        their memo numbers alone.
+        """
+        name = entry["name"]
+        last = self._last.get(name)
+        if self._moved or last is None or last[1]["pieces"] == entry["pieces"]:
+            return False
+        self._moved = True
+        behind = names[names.index(name) + 1 :]
+        if sum(self._last[other][1]["size"] for other in behind if other in self._last) < LARGE:
+            self._last_changed = name
+            return False
+        names.remove(name)
+        names.append(name)
+        self._last_changed = ""
+        return True
 
     def _ordered(self) -> list[str]:
         """Return the names, those last that were bound anew since the last dump."""
@@ -229,18 +256,12 @@ class Namespace:
         return type(reduced) is not tuple or reduced[0] is not marker
 
     def _settle(self, entries: list[dict[str, Any]]) -> None:
-        """Remember this dump, and put last what is known to have changed in place."""
-        moved = None
-        for entry in entries:
-            last = self._last.get(entry["name"])
-            if last is not None and last[1]["pieces"] != entry["pieces"]:
-                # Later entries may differ only because their memo numbers moved.
-                moved = entry["name"]
-                break
+        """Remember this dump, and put last next time what is known to have changed in place."""
         self._last = {entry["name"]: (self.variables[entry["name"]], entry) for entry in entries}
-        if moved is not None:
-            self._order.remove(moved)
-            self._order.append(moved)
+        if self._last_changed:
+            self._order.remove(self._last_changed)
+            self._order.append(self._last_changed)
+            self._last_changed = ""
 
     def drop_unrestorable(self, entries: list[dict[str, Any]]) -> None:
         """Put markers in place of what the checkpoint does not have: one truth for all."""
