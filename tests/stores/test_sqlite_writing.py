@@ -20,6 +20,7 @@ from holdfast.core.errors import (
     OutcomeUnknown,
     PayloadNotFound,
     PositionConflict,
+    StoreFailed,
 )
 from holdfast.core.payloads import slot
 from holdfast.stores.port import InboxDraft, Transient
@@ -161,6 +162,57 @@ async def test_a_timeout_around_an_append_waits_for_its_outcome(store):
     with pytest.raises((asyncio.TimeoutError, TimeoutError)):
         await waiting
     assert (await store.load_state("talk")).seq == 2
+
+
+@pytest.mark.parametrize("spoil", ["DELETE FROM events", "DELETE FROM events WHERE seq = 1"])
+async def test_a_session_without_its_first_event_is_named_and_harms_nobody_else(store, spoil):
+    lease, state = await start(store)
+    await store.append(lease, state.seq, [message(1)])
+    other = apsw.Connection(str(store._path / "events.db"))
+    other.execute(spoil)
+    other.close()
+    async with Hold(store):
+        tasks = [asyncio.create_task(start(store, name)) for name in ("talk", "other")]
+        await submitted(store, 2)
+    with pytest.raises(Corruption, match="event 1 of session 'talk'"):
+        await tasks[0]
+    await tasks[1]
+
+
+async def test_a_job_that_fails_as_no_future_can_hold_is_settled_beside_its_group(store):
+    lease, state = await start(store)
+    async with Hold(store):
+        odd = asyncio.create_task(store._writer.run(Job(lambda _: next(iter(())))))
+        good = asyncio.create_task(store.append(lease, state.seq, [message(1)]))
+        await submitted(store, 2)
+    with pytest.raises(StoreFailed, match="StopIteration"):
+        await odd
+    await good
+
+
+@pytest.mark.filterwarnings("ignore")
+async def test_a_writer_that_dies_fails_what_is_queued_and_what_comes_later(tmp_path):
+    store = await SqliteSessionStore.open(tmp_path)
+    lease, state = await start(store)
+
+    def dying(_):
+        raise SystemExit("no more threads")
+
+    async with Hold(store):
+        tasks = [
+            asyncio.create_task(store._writer.run(Job(lambda _: None, None, dying))),
+            asyncio.create_task(store.append(lease, state.seq, [message(1)])),
+        ]
+        await submitted(store, 2)
+    for task in tasks:
+        with pytest.raises(StoreFailed, match="died"):
+            await task
+    with pytest.raises(StoreFailed, match="died"):
+        await store.append(lease, state.seq, [message(1)])
+    await store.close()
+    store = await SqliteSessionStore.open(tmp_path)
+    assert (await verify(store, "talk")).ok
+    await store.close()
 
 
 class FaultyVfs(apsw.VFS):

@@ -104,18 +104,19 @@ class States:
         state = _restore(cursor, row) or empty(row.id)
         for event in read(cursor, row, after=state.seq):
             if event.seq != state.seq + 1:
-                raise _gap(row, state.seq + 1)
+                raise gap(row, state.seq + 1)
             check_digest(state.digest, event)
             state = apply(state, event)
         if state.seq != row.seq or state.digest != row.digest.hex():
-            raise _gap(row, state.seq + 1)
+            raise gap(row, state.seq + 1)
         known = self._known.get(row.id)
         if known is None or known.seq <= state.seq:
             self.remember(state)  # a reader may be behind the writer; the newer state stays
         return state
 
 
-def _gap(row: SessionRow, seq: int) -> Corruption:
+def gap(row: SessionRow, seq: int) -> Corruption:
+    """Return the error for an event that is not in the log."""
     return Corruption(
         f"event {seq} of session {row.id!r} is missing or not the one its row names; run "
         "`holdfast verify`",

@@ -86,7 +86,9 @@ class Log:
         row = sessions.look_up(cursor, session_id)
         batch = extend(empty(session_id), [started], at=now(), payloads=given)
         if row is not None:
-            first = next(events.read(cursor, row, limit=1))
+            first = next(events.read(cursor, row, limit=1), None)
+            if first is None or first.seq != 1:
+                raise events.gap(row, 1)
             rows.check_same_start(first, batch.events[0])
             return self.states.load(cursor, row)
         source = None if adopt_from is None else sessions.find(cursor, adopt_from)

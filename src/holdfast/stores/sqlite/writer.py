@@ -3,7 +3,7 @@
 Whatever queued while the previous commit was syncing goes into the next one; there is no timer, so
 a lone append waits for nobody. A job that is refused leaves the rest of its group untouched: either
 it is refused before it writes, or it has a savepoint of its own. Results reach their event loops
-only after the commit.
+only after the commit. Every submitted job is settled, by the thread's own death if need be.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import apsw
 
-from holdfast.core.errors import HoldfastError, NothingWritten, OutcomeUnknown
+from holdfast.core.errors import HoldfastError, NothingWritten, OutcomeUnknown, StoreFailed
 from holdfast.stores.sqlite.database import SQL, Database
 
 logger = logging.getLogger("holdfast.stores")
@@ -103,6 +103,7 @@ class Writer:
         self._cursor = connection.cursor()
         self._queue: queue.SimpleQueue[Job[Any] | None] = queue.SimpleQueue()
         self._closed = False
+        self._dead: BaseException | None = None
         self._gate = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="holdfast-writer", daemon=True)
         self._thread.start()
@@ -134,6 +135,8 @@ class Writer:
 
     def _submit(self, job: Job[Any]) -> None:
         with self._gate:
+            if self._dead is not None:
+                raise self._died(NothingWritten, job)
             if self._closed:
                 raise NothingWritten(
                     f"this handle on {str(self._database.path)!r} is closed; open the store again"
@@ -141,24 +144,53 @@ class Writer:
             self._queue.put(job)
 
     def _run(self) -> None:
-        ended = False
-        while not ended:
-            jobs: list[Job[Any]] = []
-            item = self._queue.get()
-            while True:
-                if item is None:
-                    ended = True
-                    break
-                jobs.append(item)
-                if len(jobs) == GROUP_JOBS:
-                    break
-                try:
-                    item = self._queue.get_nowait()
-                except queue.Empty:
-                    break
-            if jobs:
+        jobs: list[Job[Any]] = []
+        try:
+            while self._take(jobs):
                 self._commit(jobs)
                 self._deliver(jobs)
+                jobs.clear()
+        except BaseException as error:
+            logger.exception("the writer of %r died", str(self._database.path))
+            self._die(jobs, error)
+
+    def _take(self, jobs: list[Job[Any]]) -> bool:
+        """Wait for the next group; tell whether there is one."""
+        item = self._queue.get()
+        while item is not None:
+            jobs.append(item)
+            if len(jobs) == GROUP_JOBS:
+                break
+            try:
+                item = self._queue.get_nowait()
+            except queue.Empty:
+                break
+        else:
+            self._queue.put(None)  # the end is seen again once this group is settled
+        return bool(jobs)
+
+    def _die(self, jobs: list[Job[Any]], error: BaseException) -> None:
+        """Let in no further job and fail all that are on their way."""
+        with self._gate:
+            self._dead = error
+        for job in jobs:
+            job.error = self._died(OutcomeUnknown, job)
+        while not self._queue.empty():
+            queued = self._queue.get()
+            if queued is not None:
+                queued.error = self._died(NothingWritten, queued)
+                jobs.append(queued)
+        self._deliver(jobs)
+        self._roll_back()
+
+    def _died(self, kind: type[StoreFailed], job: Job[Any]) -> StoreFailed:
+        failed = kind(
+            f"the writer of this handle on {str(self._database.path)!r} died ({self._dead!r}); "
+            "open the store again and read before anything else",
+            session=job.session,
+        )
+        failed.__cause__ = self._dead
+        return failed
 
     def _commit(self, jobs: list[Job[Any]]) -> None:
         """Commit a group; where storage fails under several jobs, each is tried alone."""
@@ -298,7 +330,12 @@ def _resolve(jobs: list[Job[Any]]) -> None:
         future = job.future
         if future is None or future.done():
             continue
-        if job.error is not None:
-            future.set_exception(job.error)
-        else:
+        if job.error is None:
             future.set_result(job.result)
+        elif isinstance(job.error, StopIteration):
+            # No future takes this one, and nobody after it would hear of his job.
+            failed = StoreFailed(f"a write failed with {job.error!r}", session=job.session)
+            failed.__cause__ = job.error
+            future.set_exception(failed)
+        else:
+            future.set_exception(job.error)
