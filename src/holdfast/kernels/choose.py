@@ -17,6 +17,9 @@ from holdfast.kernels import cards, confinement
 from holdfast.kernels.port import Kernel
 
 NAMES = ("cpython", "monty")
+WORKERS = 64
+"""Sessions of one runtime that keep a worker while their model is asked: a new one costs more than
+an idle one for that while. The kernel's memory cap and idle time still take workers back."""
 _STRENGTH = {"none": 0, "language": 1, "os": 2}
 
 
@@ -80,7 +83,11 @@ class Kernels:
         from holdfast.kernels.cpython import CpythonKernel
 
         confined = not (self._allow_unconfined and confinement.available().missing)
-        return Choice(engine, CpythonKernel(confined=confined), cards.CPYTHON)
+        return Choice(
+            engine,
+            CpythonKernel(confined=confined, max_workers=WORKERS, max_idle=WORKERS),
+            cards.CPYTHON,
+        )
 
 
 def _require(choice: Choice, wanted: str) -> None:

@@ -197,9 +197,11 @@ def _error_slot(result: CellResult | None) -> Slot | None:
 
 def checkpoint_slots(checkpoint: Checkpoint) -> tuple[Slot, list[Slot]]:
     """Return the manifest slot of a checkpoint, and its new chunks with their bytes."""
-    chunks = [
-        replace(item, data=checkpoint.chunks[item.id])
-        for item in walk(checkpoint.manifest)
-        if item.id in checkpoint.chunks
-    ]
+    chunks = []
+    if checkpoint.chunks:
+        chunks = [
+            replace(item, data=checkpoint.chunks[item.id])
+            for item in walk(checkpoint.manifest)
+            if item.id in checkpoint.chunks
+        ]
     return manifest(checkpoint.manifest, "vars"), chunks

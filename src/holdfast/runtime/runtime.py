@@ -351,15 +351,11 @@ class Runtime(Reads):
         self, session_id: str, takeover: bool, needs_agent: bool, stop_asked: asyncio.Event
     ) -> Driver:
         """Take a session's lease and what is needed to drive it."""
-        state = await self.store.load_state(session_id)
-        if needs_agent and state.agent not in self.agents:
-            raise AgentMissing(
-                f"session {session_id!r} is driven by agent {state.agent!r}, which is not "
-                f"registered here; open the runtime with it (here: {', '.join(self.agents)})"
-            )
+        if needs_agent and session_id not in self._warm:
+            await self._check_agent(session_id)
         lease = await self.store.acquire(session_id, takeover=takeover)
         try:
-            # Read again: the log may have moved before the lease was ours.
+            # Read under the lease: before it was ours the log may have moved.
             state = await self.store.load_state(session_id)
         except BaseException:
             await carried_through(self.store.release(lease))
@@ -375,6 +371,14 @@ class Runtime(Reads):
             stop_asked=stop_asked,
             warm=self._warm.pop(session_id, None),
         )
+
+    async def _check_agent(self, session_id: str) -> None:
+        state = await self.store.load_state(session_id)
+        if state.agent not in self.agents:
+            raise AgentMissing(
+                f"session {session_id!r} is driven by agent {state.agent!r}, which is not "
+                f"registered here; open the runtime with it (here: {', '.join(self.agents)})"
+            )
 
     async def _has_queued(self, session_id: str) -> bool:
         try:

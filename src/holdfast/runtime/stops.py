@@ -19,7 +19,7 @@ from holdfast.stores.port import Gap, Hint, InboxItem, SessionStore, Subscriptio
 logger = logging.getLogger("holdfast.runtime")
 
 LOOK_SECONDS = 0.1
-LOOK_SECONDS_EACH = 0.01
+LOOK_SECONDS_EACH = 0.02
 """The pause between two looks at one inbox grows by this with every session driven."""
 LINGER_SECONDS = 5.0
 
