@@ -108,3 +108,17 @@ async def test_equal_calls_are_counted_per_run() -> None:
     assert journal.ordinal("g", "d") == 0
     journal.begin()
     assert journal.ordinal("f", "d") == 0
+
+
+async def test_a_host_that_fails_or_gives_up_is_reported() -> None:
+    for error in (ValueError("no"), asyncio.CancelledError()):
+
+        async def fail(call: HostCall, error: BaseException = error) -> HostAnswer:
+            raise error
+
+        journal = Journal(fail)
+        reported: list[BaseException] = []
+        journal.on_failure = reported.append
+        _ask(journal, _call("a"), [])
+        await journal.wait_for_answers()
+        assert reported == [error]

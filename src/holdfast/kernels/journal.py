@@ -44,6 +44,7 @@ class Journal:
         files: Iterable[FileRead] = (),
     ) -> None:
         self._on_call = on_call
+        self._closed = False
         self._entries: dict[Key, _Entry] = {}
         self._answered: list[_Entry] = []
         self._files: dict[str, str] = {}
@@ -111,10 +112,10 @@ class Journal:
     async def _answer(self, entry: _Entry, call: HostCall) -> None:
         try:
             answer = await self._on_call(call)
-        except asyncio.CancelledError:
-            raise
         except BaseException as error:
-            self.on_failure(error)
+            # Not when this journal is closed: then nobody waits any more.
+            if not self._closed:
+                self.on_failure(error)
             return
         # Kept even if no worker waits for it at the moment: the next run finds it.
         entry.answer = answer
@@ -157,6 +158,7 @@ class Journal:
 
     async def close(self) -> None:
         """Cancel what is still being asked."""
+        self._closed = True
         tasks = [e.task for e in self._entries.values() if e.task is not None and not e.task.done()]
         for task in tasks:
             task.cancel()
