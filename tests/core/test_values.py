@@ -163,6 +163,14 @@ def test_a_value_that_contains_itself_is_refused():
         ("text", b"\xff"),
         ("pickle", b""),
         ("json", b'{"$set":[[]]}'),
+        ("json", b'{"$set":{"$range":[0,1000000000,1]}}'),
+        ("json", b'{"$tuple":{"$range":[0,1000000000,1]}}'),
+        ("json", b'{"$bytearray":1000000000}'),
+        ("json", b'{"$dict":{"$range":[0,9,1]}}'),
+        ("json", b'{"$uuid":5}'),
+        ("json", b'{"$complex":{}}'),
+        ("json", b'{"$tuple":"abc"}'),
+        ("json", b'{"$datetime":["2026-01-02T03:04:05",0,["zone","../../etc/passwd"]]}'),
     ],
 )
 def test_bytes_that_are_no_value_are_named_as_corrupt(encoding, data):

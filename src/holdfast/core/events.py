@@ -56,7 +56,7 @@ class Event:
     def known(self) -> bool:
         """Tell whether this release can read the event's meaning."""
         cls = FACTS.get(self.type)
-        return cls is not None and self.version <= cls.VERSION
+        return cls is not None and 1 <= self.version <= cls.VERSION
 
     def fact(self) -> Fact:
         """Return the typed fact, upcast to the present version."""
@@ -183,6 +183,8 @@ def fact_from_data(cls: type[Fact], data: Record) -> Fact:
         if shape == "slot":
             arguments[name] = from_record(value)
         elif shape == "slots":
+            if not isinstance(value, dict):
+                raise InvalidRecord(f"{cls.TYPE}.{name} is no object of values")
             arguments[name] = {key: from_record(item) for key, item in value.items()}
         else:
             try:

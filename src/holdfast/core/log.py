@@ -65,13 +65,18 @@ def extend(
 
     def add(fact: Fact) -> None:
         nonlocal state
-        _check(state, fact)
+        check_fact(state, fact)
         event = stamp(state.digest, state.session, state.seq + 1, at, fact)
         slots.extend(slots_of(fact))
         events.append(event)
-        state = apply(state, event, fact)
+        try:
+            state = apply(state, event, fact)
+        except (ValueError, TypeError, ArithmeticError, LookupError) as error:
+            raise InvalidInput(f"{fact.TYPE} cannot be folded: {error!r}") from error
 
     for fact in new:
+        if isinstance(fact, HeadPublished | facts.LineageAdded):
+            raise InvalidInput(f"{fact.TYPE} is written by the log itself: pass head= or edges=")
         add(fact)
     published = _publish(state, head)
     if published is not None:
@@ -96,7 +101,8 @@ def _publish(state: State, draft: HeadDraft | None) -> HeadPublished | None:
     )
 
 
-def _check(state: State, fact: Fact) -> None:
+def check_fact(state: State, fact: Fact) -> None:
+    """Refuse a fact that does not follow from the state before it."""
     check_legal(state.status, fact.TYPE)
     counter = _NUMBERED.get(type(fact))
     if counter is not None:
@@ -106,6 +112,8 @@ def _check(state: State, fact: Fact) -> None:
                 f"{fact.TYPE} has {counter} {number}, but the next {counter} of session "
                 f"{state.session!r} is {state.next(counter)}"
             )
+    if isinstance(fact, facts.TurnPut | facts.StepPut):
+        _check_open(state, fact)
     call_id = getattr(fact, "call_id", None)
     if call_id is None or isinstance(fact, facts.LineageAdded | facts.InputAdmitted):
         return
@@ -115,6 +123,14 @@ def _check(state: State, fact: Fact) -> None:
             raise InvalidInput(f"call {call_id!r} is open already; a call id is used once")
     elif call_id not in state.calls:
         raise InvalidInput(f"call {call_id!r} is not open: it has its one outcome or never began")
+
+
+def _check_open(state: State, fact: facts.TurnPut | facts.StepPut) -> None:
+    turn = state.turn
+    if turn is None or turn.turn != fact.turn:
+        raise InvalidInput(f"{fact.TYPE} is about turn {fact.turn}, which is not open")
+    if isinstance(fact, facts.StepPut) and turn.step != fact.step:
+        raise InvalidInput(f"{fact.TYPE} is about step {fact.step}, not the present {turn.step}")
 
 
 def _payloads(slots: Iterable[Slot]) -> tuple[dict[str, Slot], dict[str, Slot]]:

@@ -119,17 +119,29 @@ def from_record(record: Any) -> Slot:
     known = isinstance(encoding, str) and isinstance(kind, str)
     if not known or encoding not in ENCODINGS or kind not in KINDS:
         raise InvalidRef(f"a ref has encoding {encoding!r} and kind {kind!r}, which are not known")
+    # Digests cover exactly these keys: any other would be a place for what nobody proved.
     if "$v" in record:
+        if len(record) != 3:
+            raise InvalidRef(f"an inline value has unknown keys: {sorted(record)}")
         return _inline(record["$v"], encoding, kind)
+    if len(record) != 4 + ("$erased" in record):
+        raise InvalidRef(f"a ref has unknown keys: {sorted(record)}")
     size = record.get("size")
     if type(size) is not int or size < 0:
         raise InvalidRef(f"a ref has the size {size!r}")
     mark = record.get("$erased")
-    if mark is not None and not (isinstance(mark, dict) and {"at", "rule"} <= mark.keys()):
-        raise InvalidRef(f"the tombstone of {record.get('$ref')!r} lacks its time or rule")
-    erased = None if mark is None else Erased(str(mark["at"]), str(mark["rule"]))
+    erased = None if "$erased" not in record else erased_mark(mark)
     apart = erased is None and size <= INLINE_BYTES
     return Slot(check_content_id(record.get("$ref")), encoding, kind, size, None, erased, apart)
+
+
+def erased_mark(mark: Any) -> Erased:
+    """Return the tombstone that a record describes."""
+    if isinstance(mark, dict) and mark.keys() == {"at", "rule"}:
+        at, rule = mark["at"], mark["rule"]
+        if isinstance(at, str) and isinstance(rule, str):
+            return Erased(at, rule)
+    raise InvalidRef(f"a tombstone holds its time and rule as text, not {mark!r}")
 
 
 def _inline(text: Any, encoding: str, kind: str) -> Slot:

@@ -77,9 +77,7 @@ class Spend:
         """Return all tokens that are known."""
         return self.input_tokens + self.output_tokens
 
-    def plus(
-        self, usd: str | None, usage: facts.Usage | None, *, ceiling: bool = False
-    ) -> Spend:
+    def plus(self, usd: str | None, usage: facts.Usage | None, *, ceiling: bool = False) -> Spend:
         """Return the spend with one more model call; `ceiling` says it is only the most it was."""
         asked = None if usage is None else usage.get("input_tokens")
         answered = None if usage is None else usage.get("output_tokens")

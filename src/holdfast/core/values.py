@@ -162,10 +162,10 @@ def _zone(zone: Any, path: str) -> Any:
 def _unzone(zone: Any) -> timezone | ZoneInfo | None:
     if zone is None:
         return None
-    if zone[0] == "zone":
-        return ZoneInfo(zone[1])
-    offset = timedelta(microseconds=zone[1])
-    return timezone(offset) if zone[2] is None else timezone(offset, zone[2])
+    if _list(zone)[0] == "zone":
+        return ZoneInfo(_text(zone[1]))
+    offset = timedelta(microseconds=_integer(zone[1]))
+    return timezone(offset) if zone[2] is None else timezone(offset, _text(zone[2]))
 
 
 _WRITERS: dict[type, Callable[[Any, str, bool], Any]] = {
@@ -193,24 +193,59 @@ _WRITERS: dict[type, Callable[[Any, str, bool], Any]] = {
 }
 
 _READERS: dict[str, Callable[[Any], Any]] = {
-    "$int": lambda v: int(v, 16),
-    "$float": float,
-    "$str": lambda v: base64.b64decode(v, validate=True).decode("utf-8", "surrogatepass"),
-    "$tuple": tuple,
-    "$set": set,
-    "$frozenset": frozenset,
-    "$bytes": lambda v: base64.b64decode(v, validate=True),
-    "$bytearray": lambda v: bytearray(base64.b64decode(v, validate=True)),
-    "$complex": lambda v: complex(*v),
-    "$range": lambda v: range(*v),
-    "$decimal": Decimal,
-    "$uuid": UUID,
-    "$date": date.fromisoformat,
-    "$time": lambda v: time.fromisoformat(v[0]).replace(fold=v[1], tzinfo=_unzone(v[2])),
-    "$datetime": lambda v: datetime.fromisoformat(v[0]).replace(fold=v[1], tzinfo=_unzone(v[2])),
-    "$timedelta": lambda v: timedelta(days=v[0], seconds=v[1], microseconds=v[2]),
-    "$dict": dict,
+    "$int": lambda v: int(_text(v), 16),
+    "$float": lambda v: float(_text(v)),
+    "$str": lambda v: _bytes(v).decode("utf-8", "surrogatepass"),
+    "$tuple": lambda v: tuple(_list(v)),
+    "$set": lambda v: set(_list(v)),
+    "$frozenset": lambda v: frozenset(_list(v)),
+    "$bytes": lambda v: _bytes(v),
+    "$bytearray": lambda v: bytearray(_bytes(v)),
+    "$complex": lambda v: complex(*map(_float, _list(v, 2))),
+    "$range": lambda v: range(*map(_integer, _list(v, 3))),
+    "$decimal": lambda v: Decimal(_text(v)),
+    "$uuid": lambda v: UUID(_text(v)),
+    "$date": lambda v: date.fromisoformat(_text(v)),
+    "$time": lambda v: _moment(time.fromisoformat, v),
+    "$datetime": lambda v: _moment(datetime.fromisoformat, v),
+    "$timedelta": lambda v: timedelta(*map(_integer, _list(v, 3))),
+    "$dict": lambda v: dict(_list(pair, 2) for pair in _list(v)),
 }
+
+
+# A tag's content is read with exact types: what a hostile writer nests in it (a range inside a
+# set, say) must not grow into more than the bytes it came in.
+def _list(value: Any, length: int | None = None) -> list[Any]:
+    if type(value) is not list or length not in (None, len(value)):
+        raise TypeError(f"expected a list, not {type(value).__name__}")
+    return value
+
+
+def _text(value: Any) -> str:
+    if type(value) is not str:
+        raise TypeError(f"expected text, not {type(value).__name__}")
+    return value
+
+
+def _integer(value: Any) -> int:
+    if type(value) is not int:
+        raise TypeError(f"expected an integer, not {type(value).__name__}")
+    return value
+
+
+def _float(value: Any) -> float:
+    if type(value) is not float:
+        raise TypeError(f"expected a float, not {type(value).__name__}")
+    return value
+
+
+def _bytes(value: Any) -> bytes:
+    return base64.b64decode(_text(value), validate=True)
+
+
+def _moment(read: Callable[[str], Any], value: Any) -> Any:
+    text, fold, zone = _list(value, 3)
+    return read(_text(text)).replace(fold=_integer(fold), tzinfo=_unzone(zone))
 
 
 def _untag(pairs: dict[str, Any]) -> Any:

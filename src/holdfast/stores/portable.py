@@ -12,24 +12,27 @@ import asyncio
 import base64
 import hashlib
 import os
+import secrets
 import sys
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from holdfast.core.errors import Corruption, InvalidInput, PayloadNotFound, StoreNewer
-from holdfast.core.events import (
-    Event,
-    chain_start,
-    check_digest,
-    event_from_record,
-    event_to_line,
-    now,
+from holdfast.core import replay
+from holdfast.core.errors import (
+    Corruption,
+    InvalidId,
+    InvalidInput,
+    InvalidRef,
+    PayloadNotFound,
+    StoreNewer,
 )
-from holdfast.core.ids import check_id
-from holdfast.core.payloads import Slot, check_bytes, manifest_slots, walk
+from holdfast.core.events import Event, event_from_record, event_to_line, now
+from holdfast.core.ids import check_content_id, check_id
+from holdfast.core.payloads import Slot, check_bytes, erased_mark, manifest_slots, walk
 from holdfast.core.records import Record, canonical, parse
+from holdfast.core.state import State, empty
 from holdfast.stores.port import ImportOutcome, SessionStore
 
 if sys.version_info >= (3, 14):
@@ -46,11 +49,13 @@ async def export_sessions(store: SessionStore, session_ids: Sequence[str], path:
     """Write sessions to a new file, atomically; return how many events it holds."""
     for session_id in session_ids:
         await store.session_info(check_id(session_id))
-    part = path.with_name(path.name + ".part")
+    part = path.with_name(f"{path.name}.{secrets.token_hex(4)}.part")
     digest = hashlib.sha256()
     events = 0
 
-    def write(out: zstd.ZstdFile, record: Record) -> None:
+    def write(out: zstd.ZstdFile, record: Record, data: bytes | None = None) -> None:
+        if data is not None:
+            record = record | {"data": base64.b64encode(data).decode()}
         line = canonical(record) + b"\n"
         digest.update(line)
         out.write(line)
@@ -59,9 +64,9 @@ async def export_sessions(store: SessionStore, session_ids: Sequence[str], path:
         with zstd.open(part, "wb") as out:
             write(out, {"at": now(), "format": FORMAT, "v": FORMAT_VERSION})
             for session_id in session_ids:
-                async for record in _session_records(store, session_id):
+                async for record, data in _session_records(store, session_id):
                     events += "event" in record
-                    await asyncio.to_thread(write, out, record)
+                    await asyncio.to_thread(write, out, record, data)
             out.write(canonical({"end": "sha256:" + digest.hexdigest()}) + b"\n")
         await asyncio.to_thread(_settle, part, path)
     finally:
@@ -89,40 +94,45 @@ def _settle(part: Path, path: Path) -> None:
         os.close(folder)
 
 
-async def _session_records(store: SessionStore, session_id: str) -> AsyncIterator[Record]:
-    yield {"session": session_id}
-    after, seen = 0, set[str]()
+_Item = tuple[Record, bytes | None]
+
+
+async def _session_records(store: SessionStore, session_id: str) -> AsyncIterator[_Item]:
+    yield {"session": session_id}, None
+    after, seen = 0, set[tuple[str, bool]]()
     while page := await store.read_events(session_id, after=after, limit=PAGE_EVENTS):
         for event in page:
             async for record in _payload_records(store, session_id, event, seen):
                 yield record
-            yield {"event": parse(event_to_line(event))}
+            yield {"event": parse(event_to_line(event))}, None
         after = page[-1].seq
 
 
 async def _payload_records(
-    store: SessionStore, session_id: str, event: Event, seen: set[str]
-) -> AsyncIterator[Record]:
+    store: SessionStore, session_id: str, event: Event, seen: set[tuple[str, bool]]
+) -> AsyncIterator[_Item]:
     queue: list[Slot] = list(walk(event.data))
     while queue:
         item = queue.pop()
-        if item.inline or item.erased is not None or item.id in seen:
+        key = (item.id, item.encoding == "manifest")
+        if item.inline or item.erased is not None or key in seen:
             continue
-        seen.add(item.id)
+        seen.add(key)
         try:
             data = await store.get_payload(session_id, item.id)
         except PayloadNotFound as error:
             if "erased_at" not in error.details:
                 raise
             mark = {"at": error.details["erased_at"], "rule": error.details["rule"]}
-            yield {"erased": mark, "payload": item.id}
+            yield {"erased": mark, "payload": item.id}, None
             continue
-        yield {"data": base64.b64encode(data).decode(), "payload": item.id}
+        yield {"payload": item.id}, data
         queue.extend(manifest_slots(item, data))
 
 
 @dataclass(slots=True)
 class _Log:
+    state: State
     events: list[Event] = field(default_factory=list)
     payloads: dict[str, bytes] = field(default_factory=dict)
     erased: dict[str, tuple[str, str]] = field(default_factory=dict)
@@ -131,7 +141,7 @@ class _Log:
 def _read(path: Path) -> dict[str, _Log]:
     try:
         return _read_logs(path)
-    except (KeyError, TypeError, ValueError) as error:
+    except (InvalidRef, InvalidId, LookupError, TypeError, ValueError) as error:
         raise Corruption(f"{str(path)!r} is damaged or no export: {error!r}") from error
 
 
@@ -143,27 +153,27 @@ def _read_logs(path: Path) -> dict[str, _Log]:
             session_id = check_id(record["session"])
             if session_id in logs:
                 raise Corruption(f"{path} holds session {session_id!r} twice")
-            logs[session_id] = _Log()
+            logs[session_id] = _Log(empty(session_id))
         elif session_id == "":
             raise Corruption(f"{path} holds data before its first session")
         elif "event" in record:
-            _take_event(logs[session_id].events, event_from_record(session_id, record["event"]))
+            log = logs[session_id]
+            log.events.append(event_from_record(session_id, record["event"]))
+            log.state = replay.step(log.state, log.events[-1])
         elif "data" in record:
             data = base64.b64decode(record["data"], validate=True)
             item = Slot(record["payload"], "bytes", "chunk", len(data))
             logs[session_id].payloads[item.id] = check_bytes(item, data)
         elif "erased" in record:
-            mark = record["erased"]
-            logs[session_id].erased[record["payload"]] = (mark["at"], mark["rule"])
+            mark = erased_mark(record["erased"])
+            payload_id = check_content_id(record["payload"])
+            logs[session_id].erased[payload_id] = (mark.at, mark.rule)
+        else:
+            raise Corruption(f"{path} holds a line of unknown kind: {sorted(record)}")
+    for session_id, log in logs.items():
+        if not log.events:
+            raise Corruption(f"{path} holds no events of session {session_id!r}")
     return logs
-
-
-def _take_event(events: list[Event], event: Event) -> None:
-    previous = events[-1].digest if events else chain_start(event.session)
-    if event.seq != len(events) + 1:
-        raise Corruption(f"event {len(events) + 1} of session {event.session!r} is missing")
-    check_digest(previous, event)
-    events.append(event)
 
 
 def _records(path: Path) -> Iterator[Any]:
@@ -173,11 +183,14 @@ def _records(path: Path) -> Iterator[Any]:
         with zstd.open(path, "rb") as lines:
             for number, line in enumerate(lines):
                 record = parse(line)
+                if ended or not isinstance(record, dict):
+                    raise ValueError("it goes on after its end" if ended else "a line is no record")
                 if number == 0:
                     _check_header(path, record)
                 elif "end" in record:
                     ended = record["end"] == "sha256:" + digest.hexdigest()
-                    break
+                    if not ended:
+                        break
                 else:
                     yield record
                 digest.update(line)
