@@ -52,14 +52,17 @@ from holdfast.stores.port import (
 )
 
 INBOX_KINDS = frozenset({"message", "answer", "expiry", "stop", "budget", "child_ended"})
+LARGEST = 2**62
+"""No position or count is larger; sums of two still fit into 64 bits."""
 
 
 def check_page(after: int, before: int | None, limit: int) -> None:
     """Refuse bounds that no page has."""
-    if after < 0 or limit < 1 or (before is not None and before < 1):
+    end = 1 if before is None else before
+    if not (0 <= after <= LARGEST and 1 <= end <= LARGEST and 1 <= limit <= LARGEST):
         raise InvalidInput(
             f"no page is after {after}, before {before} with limit {limit}; bounds are exclusive, "
-            "start at 0 and the limit is at least 1"
+            "start at 0, the limit is at least 1 and none is beyond 2**62"
         )
 
 
@@ -71,12 +74,13 @@ def write_cursor(order: int) -> str:
 def read_cursor(cursor: str | None) -> int:
     """Return the order number below which a listing continues."""
     if cursor is None:
-        return 2**62
+        return LARGEST
     try:
         text = base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)).decode()
-        if text[:1] != "o":
+        order = int(text[1:])
+        if text[:1] != "o" or not 0 <= order <= LARGEST:
             raise ValueError(text)
-        return int(text[1:])
+        return order
     except (ValueError, binascii.Error):
         raise InvalidInput(f"{cursor!r} is no cursor; pass one that a listing returned") from None
 
@@ -299,6 +303,17 @@ def erase_item(item: InboxItem, payload_id: str) -> InboxItem:
     if item.content is None or item.content.id != payload_id:
         return item
     return replace(item, content=None)
+
+
+def erase_again(events: Iterable[Event], marks: dict[str, tuple[str, str]]) -> list[Event]:
+    """Return events that arrive from elsewhere without the values that are erased here."""
+    out = []
+    for event in events:
+        for payload_id in {item.id for item in walk(event.data) if item.erased is None}:
+            if payload_id in marks:
+                event = erase_in(event, payload_id, *marks[payload_id])
+        out.append(event)
+    return out
 
 
 def _erase(part: Any, payload_id: str, mark: Erased) -> Any:

@@ -17,11 +17,11 @@ from holdfast.core.events import Event, chain_start, check_digest
 from holdfast.core.fold import apply
 from holdfast.core.state import State, empty
 from holdfast.stores import snapshots
+from holdfast.stores.rows import LARGEST
 from holdfast.stores.sqlite.database import SQL
 from holdfast.stores.sqlite.sessions import SessionRow
 
 CACHED_STATES = 4096
-ALL = 2**62
 
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(dict[str, Any]).decode
@@ -60,7 +60,7 @@ def read(
     types: Sequence[str] | None = None,
 ) -> Iterator[Event]:
     """Yield events with after < seq < before; one that does not decode is Corruption."""
-    bounds = (row.key, after, ALL if before is None else before)
+    bounds = (row.key, after, LARGEST if before is None else before)
     way = "backward" if reverse else "forward"
     if types is None:
         found = cursor.execute(SQL[f"events_{way}"], (*bounds, limit))

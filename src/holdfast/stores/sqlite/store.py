@@ -30,7 +30,6 @@ from holdfast.core.facts import Fact, SessionStarted
 from holdfast.core.heads import EdgeDraft, HeadDraft
 from holdfast.core.ids import check_content_id, check_id, check_key
 from holdfast.core.payloads import Slot, check_bytes
-from holdfast.core.records import digest_id
 from holdfast.core.state import State
 from holdfast.stores import rows
 from holdfast.stores.owner import Heartbeat, Owner
@@ -400,8 +399,7 @@ class SqliteSessionStore(SqliteReading):
     def _write(self, tenant: str, item: Slot) -> Awaitable[None]:
         def put() -> None:
             assert item.data is not None
-            if item.id != digest_id(item.data):
-                check_bytes(item, item.data)
+            check_bytes(item, item.data)
             with self._database.failures(NothingWritten, "store a payload"):
                 self._blobs.put(tenant, item.id, item.data)
 

@@ -88,7 +88,11 @@ class PayloadContract(ContractPlace):
         driver = await drive(store)
         before = await view(store, "s-1")
         honest = text_of(5000)
-        for lie in (replace(honest, data=b"x" * 5000), replace(honest, size=4999)):
+        for lie in (
+            replace(honest, data=b"x" * 5000),
+            replace(honest, size=4999),
+            replace(honest, size=ROW_PAYLOAD_BYTES + 1),
+        ):
             with pytest.raises(Corruption, match=honest.id):
                 await store.put_payload("s-1", lie)
             with pytest.raises(Corruption, match=honest.id):

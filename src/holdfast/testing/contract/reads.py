@@ -7,6 +7,7 @@ import pytest
 from holdfast.core import facts
 from holdfast.core.errors import InvalidInput
 from holdfast.stores.port import SessionFilter, SessionStore
+from holdfast.stores.rows import write_cursor
 from holdfast.testing.contract.place import ContractPlace, Place
 from holdfast.testing.driver import all_events, drive
 from holdfast.testing.histories import start_turn
@@ -46,7 +47,9 @@ class ReadContract(ContractPlace):
         assert await store.read_events("s-1", types=[]) == []
 
     @pytest.mark.parametrize(
-        "bounds", [{"after": -1}, {"limit": 0}, {"limit": -1}, {"before": 0}, {"before": -5}]
+        "bounds",
+        [{"after": -1}, {"limit": 0}, {"limit": -1}, {"before": 0}, {"before": -5}]
+        + [{name: 2**63} for name in ("after", "limit", "before")],
     )
     async def test_bounds_that_no_page_has_are_refused(
         self, store: SessionStore, bounds: dict[str, int]
@@ -155,7 +158,7 @@ class ReadContract(ContractPlace):
         assert (await store.list_sessions(SessionFilter(status="running"))).sessions == ()
         assert (await store.load_state("s-1")).status == "running"
 
-    @pytest.mark.parametrize("cursor", ["", "x", "é", "-1", "A" * 5000])
+    @pytest.mark.parametrize("cursor", ["", "x", "é", "-1", "A" * 5000, write_cursor(2**64)])
     async def test_a_cursor_that_no_listing_returned_is_refused(
         self, store: SessionStore, cursor: str
     ) -> None:
@@ -163,3 +166,5 @@ class ReadContract(ContractPlace):
             await store.list_sessions(cursor=cursor)
         with pytest.raises(InvalidInput):
             await store.list_sessions(limit=0)
+        with pytest.raises(InvalidInput):
+            await store.list_sessions(limit=2**63)
