@@ -66,6 +66,24 @@ async def test_a_waiting_cell_is_parked_and_goes_on_with_its_answer(cpython: Cpy
     assert [call.function for call in driver.recorded] == ["ask", "ask"]
 
 
+async def test_a_cell_that_waits_for_long_gives_its_worker_back() -> None:
+    kernel = CpythonKernel(park_seconds=0.1)
+    asked, answer = asyncio.Event(), asyncio.get_running_loop().create_future()
+
+    async def ask(text: str) -> Any:
+        asked.set()
+        return await answer
+
+    driver = await KernelDriver.open(kernel, SETTINGS, ask=ask)
+    running = asyncio.ensure_future(driver.value("before = 1\n[before, ask('person')]"))
+    await asked.wait()
+    async with asyncio.timeout(10):
+        await kernel.pool.wait_until_empty()
+    answer.set_result("yes")
+    assert await running == [1, "yes"]
+    await kernel.close()
+
+
 async def test_a_running_cell_is_not_parked(cpython: CpythonKernel) -> None:
     driver = await KernelDriver.open(cpython)
     running = asyncio.ensure_future(driver.value("import time\ntime.sleep(0.3)\n'done'"))

@@ -53,6 +53,7 @@ from holdfast.kernels.workers import Lost, Worker
 OUTPUT_FIT = 12_000
 VALUE_FIT = 4_000
 STALL_SECONDS = 2.0
+CHEAP_NS = 5_000_000_000
 _SETUP_SECONDS = 60.0
 _NOTHING = Excerpt("", "", 0)
 
@@ -68,8 +69,13 @@ class CpythonKernel:
         memory_bytes: int = 4 << 30,
         max_idle: int = 4,
         idle_seconds: float = 30.0,
+        park_seconds: float = 30.0,
     ) -> None:
-        """Make the engine; `confined=False` runs model-written code with the host's own rights."""
+        """Make the engine; `confined=False` runs model-written code with the host's own rights.
+
+        A session gives its worker back when it was idle for `idle_seconds`, or when its cell has
+        waited for the host for `park_seconds` and is cheap to run again.
+        """
         report = confinement.available()
         if confined and report.missing:
             raise ConfinementMissing(
@@ -77,6 +83,7 @@ class CpythonKernel:
                 "kernel='monty', or allow confinement 'none' explicitly"
             )
         self.confined = confined
+        self.park_seconds = park_seconds
         self.pool = WorkerPool(
             max_workers=max_workers,
             memory_bytes=memory_bytes,
@@ -199,7 +206,7 @@ class CpythonSession:
         self, worker: Worker, command: dict[str, Any], journal: Journal, limits: KernelLimits
     ) -> CellResult:
         journal.begin()
-        run = self._run = Run(journal, Watch(worker, limits))
+        run = self._run = Run(journal, self._watch(worker, limits))
         worker.limit(self.settings.limits.memory_bytes)
         worker.handler = lambda frame: self._handle(worker, run, frame)
         worker.send(command)
@@ -235,6 +242,14 @@ class CpythonSession:
             self._chunks.forget()
             if stall is not None:
                 stall.cancel()
+
+    def _watch(self, worker: Worker, limits: KernelLimits) -> Watch:
+        def park() -> None:
+            cost = self.reclaim_cost
+            if cost is not None and cost < CHEAP_NS:
+                worker.kill(Parked("the cell waits for long"))
+
+        return Watch(worker, limits, self._kernel.park_seconds, park)
 
     def _handle(self, worker: Worker, run: Run, frame: frames.Frame) -> bool:
         """Do at once what need not wait for the task that evaluates: calls, above all."""

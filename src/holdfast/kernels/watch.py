@@ -22,8 +22,16 @@ CHECKPOINT_SECONDS = 120.0
 class Watch:
     """Watches one run of one cell."""
 
-    def __init__(self, worker: Worker, limits: KernelLimits) -> None:
+    def __init__(
+        self,
+        worker: Worker,
+        limits: KernelLimits,
+        park_seconds: float,
+        park: Callable[[], None],
+    ) -> None:
         self.tripped: LimitName | None = None
+        self._park_seconds = park_seconds
+        self._park = park
         self._worker = worker
         self._limits = limits
         self._loop = asyncio.get_running_loop()
@@ -31,7 +39,7 @@ class Watch:
         self._began = self._loop.time()
         self._waited = 0.0
         self._waiting_since: float | None = None
-        first = min(limits.cpu_seconds, limits.wall_seconds)
+        first = min(limits.cpu_seconds, limits.wall_seconds, park_seconds)
         self._timer = self._loop.call_later(first, self._check)
 
     @property
@@ -73,8 +81,11 @@ class Watch:
         wall_left = self._limits.wall_seconds - (now - self._began - waited)
         if cpu_left <= 0 or wall_left <= 0:
             self._trip("cpu" if cpu_left <= 0 else "wall")
-        else:
-            self._set(max(min(cpu_left, wall_left), 0.02), self._check)
+            return
+        since = self._waiting_since
+        if since is not None and now - since >= self._park_seconds:
+            self._park()
+        self._set(max(min(cpu_left, wall_left, self._park_seconds), 0.02), self._check)
 
     def _trip(self, limit: LimitName) -> None:
         self.tripped = limit
