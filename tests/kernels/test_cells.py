@@ -42,6 +42,10 @@ EMPTY = Excerpt("", "", 0)
         ("```pycon\n>>> a = 1\n>>> for i in a:\n...     i\n2\n```", ["a = 1\nfor i in a:\n    i"]),
         ("```python\r\na = 1\r\nb = 2\r\n```\r\n", ["a = 1\nb = 2"]),
         ("``` `code` ```\n```python\nx\n```", ["x"]),
+        (
+            "```python\nx = 'a\u2028b\x0cc\x85d\x1ce'\r\ny = 'kept \r'\r\n```",
+            ["x = 'a\u2028b\x0cc\x85d\x1ce'\ny = 'kept \r'"],
+        ),
     ],
 )
 def test_code_blocks_are_extracted_in_order(reply: str, cells: list[str]) -> None:
@@ -141,3 +145,23 @@ async def test_output_keeps_head_and_tail(cpython: CpythonKernel) -> None:
     assert result.stdout.head.startswith("line 0\nline 1\n")
     assert result.stdout.tail.endswith("line 19999\n")
     assert result.stdout.size == sum(len(f"line {i}\n") for i in range(20000))
+
+
+def test_notes_and_tracebacks_are_bounded_and_say_what_they_leave_out() -> None:
+    result = CellResult(
+        "error",
+        EMPTY,
+        EMPTY,
+        error=CellError("E", "m", "first\n" + "t" * 500_000 + "\nlast", None),
+        unrestorable=tuple(Unrestorable(f"g{i}" * 100, "r" * 5000) for i in range(5000)),
+        repaired=tuple(f"n{i}" for i in range(5000)),
+    )
+    shown = observe_cell(result)
+    assert len(shown) < 25_000
+    assert "first" in shown
+    assert "last" in shown
+    assert "4980 more names are not kept" in shown
+    assert "4980 more names belong to the engine" in shown
+    assert len(observe_death("x" * 500_000)) < 5_000
+    diverged = CellResult("diverged", EMPTY, EMPTY, detail="d" * 500_000)
+    assert len(observe_cell(diverged)) < 5_000

@@ -19,7 +19,9 @@ def extract(reply: str) -> list[str]:
     cells: list[str] = []
     opened: re.Match[str] | None = None
     lines: list[str] = []
-    for line in reply.splitlines():
+    # Not splitlines(): a form feed or U+2028 inside a string literal is no end of a line.
+    for line in reply.removesuffix("\n").split("\n"):
+        line = line.removesuffix("\r")
         match = _FENCE.match(line)
         if opened is None:
             if match is not None and not (match["fence"][0] == "`" and "`" in match["info"]):

@@ -14,6 +14,10 @@ OUTPUT_CHARACTERS = 10_000
 ERROR_OUTPUT_CHARACTERS = 2_000
 VALUE_CHARACTERS = 1_000
 PREVIEW_CHARACTERS = 600
+TRACEBACK_CHARACTERS = 6_000
+DETAIL_CHARACTERS = 2_000
+NOTES = 20
+NOTE_CHARACTERS = 200
 
 _LIMITS = {
     "memory": "went over its memory limit",
@@ -52,10 +56,7 @@ def observe_cell(result: CellResult, index: int = 0, total: int = 1) -> str:
     if result.value is not None:
         lines.append(f"=> {show_value(result.value)}")
     lines += _ending(result)
-    for item in result.unrestorable:
-        lines.append(f"Note: `{item.name}` is not kept for later cells ({item.reason}).")
-    for name in result.repaired:
-        lines.append(f"Note: `{name}` belongs to the engine; your assignment to it was undone.")
+    lines += _notes(result)
     if len(lines) == (1 if total > 1 else 0):
         lines.append("(no output and no value)")
     return "\n".join(lines)
@@ -65,8 +66,8 @@ def observe_death(message: str, index: int = 0, total: int = 1) -> str:
     """Return what the model is shown of a cell whose worker died."""
     head = f"Block {index + 1}:\n" if total > 1 else ""
     return (
-        f"{head}ERROR: the interpreter ended while the cell was running ({message}). Variables are "
-        "as they were before this cell."
+        f"{head}ERROR: the interpreter ended while the cell was running "
+        f"({_cut(message, DETAIL_CHARACTERS)}). Variables are as they were before this cell."
     )
 
 
@@ -75,7 +76,7 @@ def show_value(value: ValueView) -> str:
     text = value.text
     if text.whole and text.size <= VALUE_CHARACTERS:
         return text.head
-    return f"«{value.kind}» {_ends(text, PREVIEW_CHARACTERS)}"
+    return f"«{_cut(value.kind, NOTE_CHARACTERS)}» {_ends(text, PREVIEW_CHARACTERS)}"
 
 
 def _stream(text: Excerpt, label: str, fit: int) -> list[str]:
@@ -98,13 +99,38 @@ def _ends(text: Excerpt, fit: int) -> str:
     return f"{head} […{left_out} of {text.size} characters left out…] {tail}"
 
 
+def _cut(text: str, fit: int) -> str:
+    """Return a text that a worker wrote, within bounds whatever the worker says."""
+    return text if len(text) <= fit else _ends(Excerpt(text, "", len(text)), fit)
+
+
+def _notes(result: CellResult) -> list[str]:
+    notes = [
+        f"Note: `{_cut(item.name, NOTE_CHARACTERS)}` is not kept for later cells "
+        f"({_cut(item.reason, NOTE_CHARACTERS)})."
+        for item in result.unrestorable[:NOTES]
+    ]
+    more = len(result.unrestorable) - NOTES
+    if more > 0:
+        notes.append(f"Note: {_count(more, 'more name')} are not kept for later cells.")
+    notes += [
+        f"Note: `{_cut(name, NOTE_CHARACTERS)}` belongs to the engine; your assignment to it was "
+        "undone."
+        for name in result.repaired[:NOTES]
+    ]
+    more = len(result.repaired) - NOTES
+    if more > 0:
+        notes.append(f"Note: {_count(more, 'more name')} belong to the engine.")
+    return notes
+
+
 def _ending(result: CellResult) -> list[str]:
     match result.status:
         case "final":
             kept = "" if result.namespace_kept else f" {_namespace(kept=False)}"
             return [f"FINAL was called.{kept}"]
         case "error" if result.error is not None:
-            return [f"ERROR:\n{result.error.traceback.rstrip()}"]
+            return [f"ERROR:\n{_cut(result.error.traceback.rstrip(), TRACEBACK_CHARACTERS)}"]
         case "limit":
             reason = _LIMITS.get(result.limit or "", "went over a limit")
             lines = [
@@ -117,7 +143,8 @@ def _ending(result: CellResult) -> list[str]:
             made = _count(len(result.calls), "call")
             return [
                 f"ERROR: this cell was interrupted and did not run the same way again: "
-                f"{result.detail}. It had made {made}. {_namespace(kept=False)}"
+                f"{_cut(result.detail, DETAIL_CHARACTERS)}. It had made {made}. "
+                f"{_namespace(kept=False)}"
             ]
     return []
 
