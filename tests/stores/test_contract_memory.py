@@ -1,9 +1,20 @@
-"""The memory store keeps the whole contract."""
+"""The memory store keeps the whole contract, and what only a store in one process can promise."""
 
+import os
+import warnings
 from pathlib import Path
 
+import pytest
+
+from holdfast.core.errors import Corruption, HandleForked, LeaseHeld
+from holdfast.core.facts import SessionStarted
+from holdfast.core.payloads import Slot, slot
 from holdfast.stores.memory import MemoryBank, MemorySessionStore
+from holdfast.stores.port import InboxDraft, Transient
+from holdfast.testing.driver import drive
 from holdfast.testing.store_contract import StoreContract
+
+BIG = slot("a long story " * 200, "message")
 
 
 class TestMemory(StoreContract):
@@ -17,3 +28,75 @@ class TestMemory(StoreContract):
         doomed = MemorySessionStore(store.bank)
         await doomed.acquire(session_id)
         store.bank.owners.pop(doomed.owner)
+
+
+async def test_bytes_that_are_not_what_they_say_reach_nobody():
+    store = MemorySessionStore()
+    driver = await drive(store)
+    await driver.say(BIG)
+    await store.create_session("s-2", SessionStarted())
+    forged = Slot(BIG.id, "text", "message", BIG.size, b"x" * BIG.size)
+    with pytest.raises(Corruption):
+        await store.put_inbox("s-2", InboxDraft("k", "message", content=forged))
+    assert await store.list_inbox("s-2") == []
+    assert await store.get_payload("s-1", BIG.id) == BIG.data
+
+
+async def test_a_payload_that_was_changed_in_place_is_not_handed_out():
+    store = MemorySessionStore()
+    driver = await drive(store)
+    await driver.say(BIG)
+    store.bank.payloads["default", BIG.id].data = b"changed"
+    with pytest.raises(Corruption):
+        await store.get_payload("s-1", BIG.id)
+
+
+async def test_an_open_handle_is_alive_however_long_it_writes_nothing():
+    bank = MemoryBank()
+    store, other = MemorySessionStore(bank, lease_seconds=0), MemorySessionStore(bank)
+    driver = await drive(store)
+    with pytest.raises(LeaseHeld):
+        await other.acquire("s-1")
+    info = await other.lease_of("s-1")
+    assert (info.live, info.expires_in) == (True, None)
+    await driver.say("still mine")
+    await store.close()
+    await other.acquire("s-1")
+
+
+async def test_by_a_clock_of_its_own_a_bank_lets_leases_run_out():
+    now = 0.0
+    bank = MemoryBank(clock=lambda: now)
+    store, other = MemorySessionStore(bank), MemorySessionStore(bank)
+    driver = await drive(store)
+    now = 14.0
+    await store.renew(driver.lease)
+    now = 28.0
+    with pytest.raises(LeaseHeld):
+        await other.acquire("s-1")
+    now = 30.0
+    await other.acquire("s-1")
+
+
+async def test_a_handle_is_refused_after_fork():
+    store = MemorySessionStore()
+    await drive(store)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        child = os.fork()
+    if child == 0:
+        refused = 0
+        for use in (
+            lambda: store.load_state("s-1").send(None),
+            lambda: store.subscribe("s-1"),
+            lambda: store.subscribe_all(),
+            lambda: store.notify(Transient("s-1", "delta.token", "x")),
+        ):
+            try:
+                use()
+            except HandleForked:
+                refused += 1
+            except BaseException:
+                pass
+        os._exit(refused)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 4

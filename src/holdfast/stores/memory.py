@@ -1,14 +1,19 @@
 """The memory store: the whole contract in one process, and the plainest statement of it.
 
 What is stored lives in a `MemoryBank`, not in the handle, so it outlives the Runtime that uses it
-and two handles on one bank see each other as two processes would.
+and two handles on one bank see each other as two processes would. No handle can be suspended or die
+without the other, so one that is open is alive: leases run out only by a clock that a test brings.
 """
 
 from __future__ import annotations
 
+import asyncio
+import math
+import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from holdfast.core.errors import (
@@ -28,9 +33,11 @@ from holdfast.core.payloads import Slot, check_bytes, manifest_slots, walk
 from holdfast.core.state import State, empty
 from holdfast.stores import rows
 from holdfast.stores.feed import Feed, HintSubscription, SessionSubscription
+from holdfast.stores.owner import check_process
 from holdfast.stores.port import (
     GC_GRACE_SECONDS,
     LEASE_SECONDS,
+    ROW_PAYLOAD_BYTES,
     Appended,
     GcReport,
     ImportOutcome,
@@ -68,10 +75,11 @@ class _Payload:
 
 
 class MemoryBank:
-    """What memory stores hold."""
+    """What memory stores hold; `clock` lets a test say when leases run out and payloads are old."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self.clock = clock
+    def __init__(self, clock: Callable[[], float] | None = None) -> None:
+        self.clock = clock or time.monotonic
+        self.leases_run_out = clock is not None
         self.lock = threading.RLock()
         self.logs: dict[str, _Log] = {}
         self.deleted: set[str] = set()
@@ -89,6 +97,7 @@ class MemorySessionStore:
     ) -> None:
         self.bank = bank or MemoryBank()
         self._owner = new_owner_id()
+        self._pid = os.getpid()
         self._lease_seconds = lease_seconds
         self._feed = Feed(self._page)
         self.bank.feeds.append(self._feed)
@@ -115,7 +124,7 @@ class MemorySessionStore:
         """Create a session by its first event, or return the existing one's state."""
         check_id(session_id)
         check_id(started.tenant, "tenant")
-        with self.bank.lock:
+        with self._locked():
             if session_id in self.bank.deleted:
                 raise SessionDeleted(f"session {session_id!r} was deleted; choose another id")
             batch = extend(empty(session_id), [started], at=now(), payloads=payloads)
@@ -129,7 +138,7 @@ class MemorySessionStore:
             self._prove(log, started.tenant, batch, source)
             self._store(log, batch)
             self.bank.logs[session_id] = log
-        self._wake(log.state)
+        self._wake(session_id, log.state.seq)
         return log.state
 
     async def append(
@@ -145,7 +154,7 @@ class MemorySessionStore:
         adopt_from: str | None = None,
     ) -> Appended:
         """Append one atomic batch."""
-        with self.bank.lock:
+        with self._locked():
             log = self._log(lease.session)
             self._check_lease(log, lease)
             if log.state.seq != after_seq:
@@ -160,15 +169,15 @@ class MemorySessionStore:
             self._prove(log, log.state.tenant, batch, source)
             self._store(log, batch)
             log.inbox.update(taken)
-        self._wake(batch.state)
+        self._wake(lease.session, batch.state.seq)
         return Appended(batch.events, batch.state, batch.head)
 
     async def put_payload(self, session_id: str, item: Slot) -> Slot:
         """Make a payload known for later appends of this session."""
         if item.data is None:
             raise InvalidInput(f"payload {item.id!r} comes without its bytes")
-        check_bytes(item, item.data)
-        with self.bank.lock:
+        await _check(item, item.data)
+        with self._locked():
             log = self._log(session_id)
             self._keep(log.state.tenant, item)
             log.refs.add(item.id)
@@ -177,7 +186,7 @@ class MemorySessionStore:
     async def get_payload(self, session_id: str, payload_id: str) -> bytes:
         """Return a payload that this session refers to."""
         check_content_id(payload_id)
-        with self.bank.lock:
+        with self._locked():
             log = self._log(session_id)
             if payload_id not in log.refs:
                 if payload_id in log.erased:
@@ -186,11 +195,11 @@ class MemorySessionStore:
             kept = self.bank.payloads.get((log.state.tenant, payload_id))
         if kept is None:
             raise PayloadNotFound(f"payload {payload_id!r} was collected before it was used")
-        return kept.data
+        return await _check(Slot(payload_id, "bytes", "chunk", len(kept.data)), kept.data)
 
     async def load_state(self, session_id: str) -> State:
         """Return the state at the tip."""
-        with self.bank.lock:
+        with self._locked():
             return self._log(session_id).state
 
     async def read_events(
@@ -205,7 +214,7 @@ class MemorySessionStore:
     ) -> list[Event]:
         """Return a page of events."""
         rows.check_page(after, before, limit)
-        with self.bank.lock:
+        with self._locked():
             events = self._log(session_id).events
             stop = len(events) if before is None else min(before - 1, len(events))
             found = events[after:stop]
@@ -217,7 +226,7 @@ class MemorySessionStore:
 
     async def session_info(self, session_id: str) -> SessionInfo:
         """Return one session's row of a listing."""
-        with self.bank.lock:
+        with self._locked():
             return self._info(self._log(session_id))
 
     async def list_sessions(
@@ -230,7 +239,7 @@ class MemorySessionStore:
         """Return one page of sessions, newest created first."""
         rows.check_page(0, None, limit)
         below = rows.read_cursor(cursor)
-        with self.bank.lock:
+        with self._locked():
             logs = sorted(self.bank.logs.values(), key=lambda log: -log.order)
             infos = [(log.order, self._info(log)) for log in logs if log.order < below]
         found = [(order, info) for order, info in infos if rows.matches(info, where)]
@@ -241,7 +250,9 @@ class MemorySessionStore:
     async def put_inbox(self, session_id: str, draft: InboxDraft) -> InboxItem:
         """Ask something of a session."""
         rows.check_draft(draft)
-        with self.bank.lock:
+        if draft.content is not None and draft.content.data is not None:
+            await _check(draft.content, draft.content.data)
+        with self._locked():
             log = self._log(session_id)
             stored = log.inbox.get(draft.key)
             if stored is None and draft.call_id is not None:
@@ -255,19 +266,18 @@ class MemorySessionStore:
                 item = replace(item, content=draft.content.bare())
             log.inbox[draft.key] = item
             seq = log.state.seq
-        for feed in list(self.bank.feeds):
-            feed.wake(session_id, seq)
+        self._wake(session_id, seq)
         return item
 
     async def list_inbox(self, session_id: str, *, pending: bool = True) -> list[InboxItem]:
         """Return inbox items in order of arrival."""
-        with self.bank.lock:
+        with self._locked():
             items = list(self._log(session_id).inbox.values())
         return [item for item in items if not pending or item.consumed_seq is None]
 
     async def acquire(self, session_id: str, *, takeover: bool = False) -> Lease:
         """Take the right to drive a session."""
-        with self.bank.lock:
+        with self._locked():
             log = self._log(session_id)
             self._beat()
             if log.owner is not None and self._alive(log.owner):
@@ -280,56 +290,61 @@ class MemorySessionStore:
 
     async def renew(self, lease: Lease) -> None:
         """Prove that the lease still holds."""
-        with self.bank.lock:
+        with self._locked():
             self._check_lease(self._log(lease.session), lease)
             self._beat()
 
     async def release(self, lease: Lease) -> None:
         """Give the lease back."""
         check_id(lease.session)
-        with self.bank.lock:
+        with self._locked():
             log = self.bank.logs.get(lease.session)
             if log is not None and (log.owner, log.epoch) == (lease.owner, lease.epoch):
                 log.owner = None
 
     async def lease_of(self, session_id: str) -> LeaseInfo | None:
         """Return who holds the session."""
-        with self.bank.lock:
+        with self._locked():
             log = self._log(session_id)
             return None if log.owner is None else self._lease_info(log)
 
     def subscribe(self, session_id: str, *, after: int = 0) -> SessionSubscription:
         """Follow one session from a position."""
+        check_process(self._pid)
         check_id(session_id)
         return self._feed.subscribe(session_id, after)
 
     def subscribe_all(self) -> HintSubscription:
         """Follow all sessions by hints."""
+        check_process(self._pid)
         return self._feed.subscribe_all()
 
     def notify(self, item: Transient) -> None:
         """Hand a live-only item to this handle's subscribers."""
+        check_process(self._pid)
         check_id(item.session)
         self._feed.notify(item)
 
     async def delete(self, session_id: str) -> None:
         """Delete a session that nobody drives."""
-        with self.bank.lock:
+        with self._locked():
             log = self._log(session_id)
             if log.owner is not None and self._alive(log.owner):
                 raise rows.held_error(self._lease_info(log))
             del self.bank.logs[session_id]
             self.bank.deleted.add(session_id)
+        self._wake(session_id, 0)
 
     async def erase(self, session_id: str, payload_id: str, rule: str) -> int:
         """Erase one value from a session."""
         check_content_id(payload_id)
         check_key(rule, "erasure rule")
-        with self.bank.lock:
+        with self._locked():
             log = self._log(session_id)
             at = now()
             places = rows.count_places(log.events, payload_id)
-            if not places and payload_id not in log.refs:
+            contents = [item.content.id for item in log.inbox.values() if item.content is not None]
+            if not places and payload_id not in contents and payload_id not in log.refs:
                 if payload_id in log.erased:
                     return 0
                 raise rows.foreign_error(session_id, payload_id)
@@ -344,14 +359,14 @@ class MemorySessionStore:
 
     async def erased(self, session_id: str) -> dict[str, tuple[str, str]]:
         """Return the erased payload ids of a session."""
-        with self.bank.lock:
+        with self._locked():
             return dict(self._log(session_id).erased)
 
     async def gc(
         self, *, dry_run: bool = False, grace_seconds: float = GC_GRACE_SECONDS
     ) -> GcReport:
         """Remove payloads that no session refers to."""
-        with self.bank.lock:
+        with self._locked():
             now_seconds = self.bank.clock()
             used = {
                 (log.state.tenant, id) for log in self.bank.logs.values() for id in self._used(log)
@@ -385,7 +400,7 @@ class MemorySessionStore:
     ) -> ImportOutcome:
         """Store a verified copy of a session's log."""
         check_id(session_id)
-        with self.bank.lock:
+        with self._locked():
             if session_id in self.bank.deleted:
                 raise SessionDeleted(f"session {session_id!r} was deleted here; it stays deleted")
             existing = self.bank.logs.get(session_id)
@@ -395,8 +410,10 @@ class MemorySessionStore:
                 return ImportOutcome(session_id, "unchanged", 0)
             if existing is not None and existing.owner and self._alive(existing.owner):
                 raise rows.held_error(self._lease_info(existing))
+            gone = {} if existing is None else self._gone(existing)
+            new = rows.erase_again(new, gone)
             state = fold(empty(session_id) if existing is None else existing.state, new)
-            slots = list(rows.slots_with_inner(new, payloads, erased))
+            slots = list(rows.slots_with_inner(new, payloads, {**(erased or {}), **gone}))
             log = existing
             if log is None:
                 self.bank.orders += 1
@@ -411,13 +428,13 @@ class MemorySessionStore:
             log.state = state
             log.imported = rows.has_open_work(state)
             self.bank.logs[session_id] = log
-        self._wake(state)
+        self._wake(session_id, state.seq)
         outcome = "created" if existing is None else "forwarded"
         return ImportOutcome(session_id, outcome, len(new))
 
     async def close(self) -> None:
         """Release this handle's leases; the bank stays."""
-        with self.bank.lock:
+        with self._locked():
             self.bank.owners.pop(self._owner, None)
             for log in self.bank.logs.values():
                 if log.owner == self._owner:
@@ -425,6 +442,12 @@ class MemorySessionStore:
             if self._feed in self.bank.feeds:
                 self.bank.feeds.remove(self._feed)
         self._feed.close()
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        check_process(self._pid)
+        with self.bank.lock:
+            yield
 
     async def _page(self, session_id: str, *, after: int, limit: int) -> list[Event]:
         return await self.read_events(session_id, after=after, limit=limit)
@@ -439,7 +462,8 @@ class MemorySessionStore:
         return log
 
     def _beat(self) -> None:
-        self.bank.owners[self._owner] = self.bank.clock() + self._lease_seconds
+        seconds = self._lease_seconds if self.bank.leases_run_out else math.inf
+        self.bank.owners[self._owner] = self.bank.clock() + seconds
 
     def _alive(self, owner: str) -> bool:
         return self.bank.owners.get(owner, float("-inf")) > self.bank.clock()
@@ -452,7 +476,8 @@ class MemorySessionStore:
 
     def _lease_info(self, log: _Log) -> LeaseInfo:
         owner = log.owner or ""
-        left = self.bank.owners.get(owner, 0.0) - self.bank.clock()
+        until = self.bank.owners.get(owner, 0.0)
+        left = None if until == math.inf else until - self.bank.clock()
         return LeaseInfo(
             log.state.session, owner, log.epoch, self._alive(owner), f"owner {owner}", left
         )
@@ -500,7 +525,14 @@ class MemorySessionStore:
 
     def _keep(self, tenant: str, item: Slot) -> None:
         assert item.data is not None
-        self.bank.payloads[tenant, item.id] = _Payload(item.data, self.bank.clock())
+        kept = self.bank.payloads.setdefault((tenant, item.id), _Payload(item.data, 0.0))
+        kept.put_at = self.bank.clock()
+
+    def _gone(self, log: _Log) -> dict[str, tuple[str, str]]:
+        """Return what was erased from a session and has not been said again since."""
+        slots = [item for event in log.events for item in walk(event.data)]
+        said = {item.id for item in slots if item.erased is None} | log.refs
+        return {key: mark for key, mark in log.erased.items() if key not in said}
 
     def _used(self, log: _Log) -> set[str]:
         """Return the payload ids that a session's events and inbox refer to, manifests followed."""
@@ -523,6 +555,13 @@ class MemorySessionStore:
             log.state.tenant == tenant and payload_id in log.refs for log in self.bank.logs.values()
         )
 
-    def _wake(self, state: State) -> None:
+    def _wake(self, session_id: str, seq: int) -> None:
         for feed in list(self.bank.feeds):
-            feed.wake(state.session, state.seq)
+            feed.wake(session_id, seq)
+
+
+async def _check(item: Slot, data: bytes) -> bytes:
+    """Return bytes once their digest is proven; large ones are hashed beside the event loop."""
+    if len(data) <= ROW_PAYLOAD_BYTES:
+        return check_bytes(item, data)
+    return await asyncio.to_thread(check_bytes, item, data)

@@ -78,11 +78,7 @@ class Owner:
 
     def check_process(self) -> None:
         """Raise HandleForked in a process that inherited this handle through fork()."""
-        if os.getpid() != self._pid:
-            raise HandleForked(
-                f"this store handle belongs to process {self._pid} and was used in its forked "
-                f"child {os.getpid()}; open the store again there"
-            )
+        check_process(self._pid)
 
     def heartbeat(self) -> Heartbeat:
         """Return a sign of life of this moment."""
@@ -120,6 +116,15 @@ class Owner:
             except Exception:
                 # The next beat tries again; appends are fenced by the epoch whatever happens here.
                 _log.warning("the heartbeat of owner %s was not stored", self.id, exc_info=True)
+
+
+def check_process(pid: int) -> None:
+    """Raise HandleForked where a handle that one process opened is used in another."""
+    if os.getpid() != pid:
+        raise HandleForked(
+            f"this store handle belongs to process {pid} and was used in its forked child "
+            f"{os.getpid()}; open the store again there"
+        )
 
 
 def ticks() -> float:
