@@ -6,11 +6,17 @@ import sys
 
 _VERSION = ".".join(map(str, sys.version_info[:2]))
 
-CPYTHON = f"""\
-The engine
-- Your code runs in Python {_VERSION} with its whole standard library and nothing else installed.
+_CONFINED = """\
 - There is no network, no shell and no writing of files; reading is limited to what this session
-  may read.
+  may read."""
+_UNCONFINED = """\
+- Do not use the network, start processes or write files: use what you were given for that."""
+_CPYTHON = """\
+The engine
+- Your code runs in Python {version} with its whole standard library and nothing else installed.
+{bounds}
 - Threads and asyncio work. The namespace is saved after every block: plain data, functions,
   classes and imports stay; open files, generators, locks and the like do not, and you are told
   when one was lost."""
+CPYTHON = _CPYTHON.format(version=_VERSION, bounds=_CONFINED)
+CPYTHON_UNCONFINED = _CPYTHON.format(version=_VERSION, bounds=_UNCONFINED)

@@ -2,13 +2,15 @@
 
 On Linux with Landlock and seccomp that is `cpython`, confined by the operating system; elsewhere
 `monty`, confined by its language. Running model-written code without confinement needs a switch of
-its own, and a profile that requires `os` is refused where there is none.
+its own and, where there is a choice, the engine's name; then every profile but one that requires
+`os` accepts it. A profile that requires `os` is refused where there is none.
 """
 
 from __future__ import annotations
 
 import asyncio
 import importlib.util
+import logging
 from dataclasses import dataclass
 
 from holdfast.core.capability import Capability
@@ -21,6 +23,7 @@ WORKERS = 64
 """Sessions of one runtime that keep a worker while their model is asked: a new one costs more than
 an idle one for that while. The kernel's memory cap and idle time still take workers back."""
 _STRENGTH = {"none": 0, "language": 1, "os": 2}
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +58,7 @@ class Kernels:
             if choice is None:
                 choice = self._made[engine] = await asyncio.to_thread(self._make, engine)
         if capability is not None:
-            _require(choice, capability.confinement)
+            self._require(choice, capability.confinement)
         return choice
 
     async def close(self) -> None:
@@ -66,10 +69,12 @@ class Kernels:
 
     def _best(self) -> str:
         missing = confinement.available().missing
-        if not missing or self._allow_unconfined:
+        if not missing:
             return "cpython"
         if importlib.util.find_spec("pydantic_monty") is not None:
             return "monty"
+        if self._allow_unconfined:
+            return "cpython"
         raise ConfinementMissing(
             f"this machine cannot confine a worker ({'; '.join(missing)}) and the monty engine is "
             "not installed: pip install 'holdfast[monty]', or allow unconfined code explicitly"
@@ -82,20 +87,25 @@ class Kernels:
             return Choice(engine, MontyKernel(), CARD)
         from holdfast.kernels.cpython import CpythonKernel
 
-        confined = not (self._allow_unconfined and confinement.available().missing)
-        return Choice(
-            engine,
-            CpythonKernel(confined=confined, max_workers=WORKERS, max_idle=WORKERS),
-            cards.CPYTHON,
+        missing = confinement.available().missing
+        if not (missing and self._allow_unconfined):
+            return Choice(engine, CpythonKernel(), cards.CPYTHON)
+        _log.warning(
+            "kernel 'cpython' runs model-written code unconfined, with the rights of this process, "
+            "as was explicitly allowed; missing: %s",
+            "; ".join(missing),
         )
+        return Choice(engine, CpythonKernel(confined=False), cards.CPYTHON_UNCONFINED)
 
-
-def _require(choice: Choice, wanted: str) -> None:
-    if _STRENGTH[choice.confinement] < _STRENGTH[wanted]:
-        raise ConfinementMissing(
-            f"confinement {wanted!r} is required, but kernel {choice.name!r} has "
-            f"{choice.confinement!r} here; use a machine with Landlock and seccomp, or a profile "
-            "that accepts less",
-            required=wanted,
-            available=choice.confinement,
-        )
+    def _require(self, choice: Choice, wanted: str) -> None:
+        # The switch stands for "language", which every profile asks for at least.
+        accepted = "none" if self._allow_unconfined and wanted == "language" else wanted
+        if _STRENGTH[choice.confinement] < _STRENGTH[accepted]:
+            missing = "; ".join(confinement.available().missing)
+            raise ConfinementMissing(
+                f"confinement {wanted!r} is required, but kernel {choice.name!r} has "
+                f"{choice.confinement!r} here{missing and f' ({missing})'}; use a machine with "
+                "Landlock and seccomp, or a profile that accepts less",
+                required=wanted,
+                available=choice.confinement,
+            )
