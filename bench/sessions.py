@@ -79,21 +79,28 @@ async def overhead(place: Path) -> list[Figure]:
         async with await holdfast.open(
             store, model=plain_model(clock), context_tokens=0
         ) as runtime:
-            session = await runtime.start()
-            await session.send("warm up")
-            spent = [await _turn(session, clock) for _ in range(TURNS)]
-        report = await verify(store, session.id)
+            old, new = await runtime.start(), await runtime.start()
+            for _ in range(TURNS):
+                await _turn(old, clock)
+            await _turn(new, clock)
+            # In turns, so that a busy moment of the machine hits both alike.
+            spent = [(await _turn(new, clock), await _turn(old, clock)) for _ in range(WINDOW)]
+        report = await verify(store, old.id)
         assert report.ok
     finally:
         CpythonSession.evaluate = evaluate  # type: ignore[method-assign]
         await store.close()
-    first = statistics.median(spent[:WINDOW]) / STEPS * 1000
-    last = statistics.median(spent[-WINDOW:]) / STEPS * 1000
-    note = f"turns 1 to {WINDOW}, {report.events} events verified"
+    first, last = (statistics.median(times) / STEPS * 1000 for times in zip(*spent, strict=True))
     return [
-        Figure("engine overhead per step", first, "ms", at_most=5.0, note=note),
-        Figure(f"engine overhead per step at turn {TURNS}", last, "ms", at_most=5.0),
-        Figure("growth over the session", last / first, "x", at_most=1.3),
+        Figure("engine overhead per step", first, "ms", at_most=5.0),
+        Figure(
+            f"engine overhead per step after {TURNS} turns",
+            last,
+            "ms",
+            at_most=5.0,
+            note=f"{report.events} events verified",
+        ),
+        Figure("growth over the session", last / first, "x", at_most=1.2),
     ]
 
 
