@@ -45,7 +45,8 @@ async def test_closures_share_their_cells_after_a_restore(cpython: CpythonKernel
     driver = await _restored(
         cpython,
         "def make():\n    n = 0\n    def up():\n        nonlocal n\n        n += 1\n"
-        "        return n\n    def read():\n        return n\n    return up, read\nup, read = make()\nup()",
+        "        return n\n    def read():\n        return n\n    return up, read\n"
+        "up, read = make()\nup()",
     )
     assert await driver.value("up()\nread()") == 2
 
