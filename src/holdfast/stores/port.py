@@ -165,7 +165,8 @@ class Subscription(Protocol):
     """A live view: an async iterator that is also an async context manager.
 
     Durable events come in order, without gap or repeat, from the log itself, so a slow reader
-    lags and harms nobody. Transients wait in a bounded queue and are dropped first.
+    lags and harms nobody. Transients wait in a bounded queue and are dropped first. Who follows
+    one session when it is deleted gets SessionDeleted; closing just ends the iteration.
     """
 
     def __aiter__(self) -> AsyncIterator[Event | Transient | Gap | Hint]: ...
@@ -191,7 +192,7 @@ class Problem:
     """One thing that verify found wrong; `seq` is the event that it concerns."""
 
     session: str
-    kind: str  # digest, gap, head, edge, dangling, payload, line, snapshot
+    kind: str  # digest, gap, line, meaning, head, edge, dangling, payload, erased, state, inbox
     message: str
     seq: int | None = None
     payload: str | None = None
@@ -199,7 +200,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class VerifyReport:
-    """What verify found. Erased and expired values are said apart from missing ones."""
+    """What verify found. Erased values are said apart from missing ones."""
 
     session: str
     events: int

@@ -1,16 +1,19 @@
 """Verify: prove a session from its first event to its last, on any store.
 
-Recomputes the running digest, checks that sequence numbers have no gap, that every head and edge
-carries the id of its content and builds on the one before, and that every payload referred to is
-there with the bytes its id promises. It reads on after a finding, so that the report names the
-first bad event and everything else that can be judged; it repairs nothing.
+Recomputes the running digest and replays the log: sequence numbers have no gap, every fact is
+legal where it stands, every head and edge carries the id of its content and builds on the one
+before. Every payload referred to must be there with the bytes its id promises, and what the store
+keeps beside the log (state, listing, inbox, tombstones) must say what the log says. It reads on
+after a finding, so that the report names the first bad event and everything else that can be
+judged; it repairs nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from dataclasses import fields
 
-from holdfast.core import heads
+from holdfast.core import replay
 from holdfast.core.errors import (
     Corruption,
     HoldfastError,
@@ -19,46 +22,51 @@ from holdfast.core.errors import (
     PayloadNotFound,
     StoreFailed,
 )
-from holdfast.core.events import Event, chain_start, check_digest
-from holdfast.core.facts import HeadPublished, LineageAdded
+from holdfast.core.events import Event, check_digest
+from holdfast.core.fold import apply
 from holdfast.core.payloads import Slot, manifest_slots, walk
-from holdfast.stores.port import Problem, SessionStore, VerifyReport
+from holdfast.core.state import State, empty
+from holdfast.stores import rows
+from holdfast.stores.port import Problem, SessionInfo, SessionStore, VerifyReport
 
 PAGE_EVENTS = 500
+TRIES = 20
+_KINDS = {"head.published": "head", "lineage.added": "edge"}
+_MOVING = frozenset({"status", "imported", "inbox"})
 
 
 async def verify(store: SessionStore, session_id: str) -> VerifyReport:
     """Return what checking a whole session found."""
     run = _Verification(store, session_id)
-    info = await store.session_info(session_id)
-    async for item in _events(store, session_id, info.seq):
-        if isinstance(item, Event):
-            await run.event(item)
-        else:
-            run.problem(item)
-    if run.seq < info.seq:
-        run.problem(
-            Problem(
-                session_id, "gap", f"events {run.seq + 1} to {info.seq} are missing", run.seq + 1
-            )
-        )
+    for _ in range(TRIES):
+        info = await store.session_info(session_id)
+        async for item in _events(store, session_id, run.seq, info.seq):
+            if isinstance(item, Event):
+                await run.event(item)
+            else:
+                run.problem(item)
+        if await run.agrees_with_store():
+            break
+    else:
+        run.wrong("gap", f"the log ends at event {run.seq}, but the store says otherwise", run.seq)
+    await run.check_inbox()
+    await run.check_tombstones()
     return VerifyReport(
         session=session_id,
         events=run.events,
         payloads=len(run.checked),
         erased=len(run.erased),
         problems=tuple(run.problems),
-        head=run.head,
+        head=None if run.state is None else run.state.head,
         digest=run.digest,
     )
 
 
 async def _events(
-    store: SessionStore, session_id: str, last: int
+    store: SessionStore, session_id: str, after: int, last: int
 ) -> AsyncIterator[Event | Problem]:
     """Yield events, and a problem in place of each one that cannot be read."""
-    after = 0
-    while after < last:
+    while True:
         try:
             page = await store.read_events(session_id, after=after, limit=PAGE_EVENTS)
         except (Corruption, StoreFailed):
@@ -68,6 +76,8 @@ async def _events(
                 yield event
             after = page[-1].seq
             continue
+        if after >= last:
+            return
         # Some event of this page is unreadable: go one by one past it.
         seq = after + 1
         try:
@@ -83,19 +93,19 @@ async def _events(
 
 
 class _Verification:
-    """The running state of one verification."""
+    """The running state of one verification; `state` is None once the fold is broken."""
 
     def __init__(self, store: SessionStore, session_id: str) -> None:
         self.store = store
         self.session = session_id
-        self.digest: str | None = chain_start(session_id)
+        self.state: State | None = empty(session_id)
+        self.digest: str | None = self.state.digest if self.state else None
         self.seq = 0
         self.events = 0
-        self.head: str | None = None
-        self.head_end = 0
-        self.digests: dict[int, str] = {}
         self.checked: set[str] = set()
         self.erased: set[str] = set()
+        self.marked: dict[str, int] = {}
+        self.live: set[str] = set()
         self.problems: list[Problem] = []
 
     def problem(self, item: Problem) -> None:
@@ -103,7 +113,10 @@ class _Verification:
         if item.kind in ("line", "gap") and item.seq is not None:
             # The chain is broken here: it is taken up again at the next readable event.
             self.seq = max(self.seq, item.seq)
-            self.digest = None
+            self.digest = self.state = None
+
+    def wrong(self, kind: str, message: str, seq: int | None = None) -> None:
+        self.problems.append(Problem(self.session, kind, message, seq))
 
     async def event(self, event: Event) -> None:
         self.events += 1
@@ -115,45 +128,90 @@ class _Verification:
             try:
                 check_digest(self.digest, event)
             except HoldfastError as error:
-                self.problems.append(Problem(self.session, "digest", str(error), event.seq))
+                self.wrong("digest", str(error), event.seq)
         self.seq, self.digest = event.seq, event.digest
-        self._check_meaning(event)
-        self.digests = {self.seq: event.digest}
+        self._fold(event)
         try:
             slots = list(walk(event.data))
         except InvalidInput as error:
-            self.problems.append(Problem(self.session, "line", str(error), event.seq))
+            self.wrong("line", str(error), event.seq)
             return
         for item in slots:
+            if item.erased is None:
+                self.live.add(item.id)
+            else:
+                self.marked[item.id] = event.seq
             await self._payload(item, event.seq)
 
-    def _check_meaning(self, event: Event) -> None:
-        """Check a head or an edge against its content and its predecessor."""
-        if not event.known or event.type not in ("head.published", "lineage.added"):
+    def _fold(self, event: Event) -> None:
+        if self.state is None:
             return
         try:
-            fact = event.fact()
-        except HoldfastError as error:
-            self.problems.append(Problem(self.session, "line", str(error), event.seq))
+            self.state = replay.step_meaning(self.state, event)
+        except Corruption as error:
+            self.wrong(_KINDS.get(event.type, "meaning"), str(error), event.seq)
+            try:
+                self.state = apply(self.state, event)
+            except Exception:  # whatever a damaged event makes of the fold, it is named above
+                self.state = None
+
+    async def agrees_with_store(self) -> bool:
+        """Compare what the store keeps beside the log; False if the log has moved meanwhile."""
+        try:
+            stored = await self.store.load_state(self.session)
+            info = await self.store.session_info(self.session)
+        except (Corruption, StoreFailed) as error:
+            self.wrong("state", str(error))
+            return True
+        if stored.seq > self.seq or info.seq > self.seq:
+            return False
+        if self.state is None:
+            return True
+        names = [
+            f.name for f in fields(State) if getattr(stored, f.name) != getattr(self.state, f.name)
+        ]
+        if names:
+            self.wrong("state", f"the stored state differs from the log in {', '.join(names)}")
+        self._compare_listing(info, self.state)
+        return True
+
+    def _compare_listing(self, info: SessionInfo, state: State) -> None:
+        wanted = rows.info_of(state, live=True, imported=False, waiting=0)
+        names = [
+            f.name
+            for f in fields(SessionInfo)
+            if f.name not in _MOVING and getattr(info, f.name) != getattr(wanted, f.name)
+        ]
+        if info.status not in {rows.shown_status(state, live) for live in (True, False)}:
+            names.append("status")
+        if names:
+            self.wrong("state", f"the listing differs from the log in {', '.join(names)}")
+
+    async def check_inbox(self) -> None:
+        try:
+            items = await self.store.list_inbox(self.session, pending=False)
+        except (HoldfastError, ValueError) as error:
+            self.wrong("inbox", str(error))
             return
-        if isinstance(fact, LineageAdded):
-            if heads.content_id(fact) != fact.id:
-                self._wrong("edge", f"edge {fact.id} does not match its content", event.seq)
-        elif isinstance(fact, HeadPublished):
-            if heads.content_id(fact) != fact.id:
-                self._wrong("head", f"head {fact.id} does not match its content", event.seq)
-            boundary = self.digests.get(event.seq - 1)
-            expected = (self.session, self.head, [self.head_end + 1, event.seq - 1])
-            if (fact.session, fact.basis, fact.range) != expected:
-                self._wrong("head", f"head {fact.id} does not follow the one before", event.seq)
-            elif boundary is not None and fact.digest != boundary:
-                self._wrong("head", f"head {fact.id} covers another history", event.seq)
-            self.head, self.head_end = fact.id, event.seq - 1
+        for item in items:
+            if item.consumed_seq is not None and not 0 < item.consumed_seq <= self.seq:
+                self.wrong("inbox", f"item {item.key!r} was consumed by no event of this log")
+            if item.content is not None:
+                await self._payload(item.content, item.consumed_seq)
 
-    def _wrong(self, kind: str, message: str, seq: int) -> None:
-        self.problems.append(Problem(self.session, kind, message, seq))
+    async def check_tombstones(self) -> None:
+        """Find values that look erased although nobody erased them."""
+        try:
+            known = await self.store.erased(self.session)
+        except (Corruption, StoreFailed) as error:
+            self.wrong("erased", str(error))
+            return
+        for payload_id, seq in self.marked.items():
+            if payload_id not in known and payload_id not in self.live:
+                message = f"payload {payload_id!r} is marked as erased, but no erasure is recorded"
+                self.problems.append(Problem(self.session, "erased", message, seq, payload_id))
 
-    async def _payload(self, first: Slot, seq: int) -> None:
+    async def _payload(self, first: Slot, seq: int | None) -> None:
         queue = [first]
         while queue:
             item = queue.pop()
@@ -179,5 +237,5 @@ class _Verification:
             except (Corruption, StoreFailed) as error:
                 self._bad_payload("payload", error, item, seq)
 
-    def _bad_payload(self, kind: str, error: HoldfastError, item: Slot, seq: int) -> None:
+    def _bad_payload(self, kind: str, error: HoldfastError, item: Slot, seq: int | None) -> None:
         self.problems.append(Problem(self.session, kind, str(error), seq, item.id))

@@ -1,0 +1,83 @@
+"""Verify compares what a store keeps beside the log with what the log says."""
+
+from pathlib import Path
+
+import apsw
+import pytest
+
+from holdfast.core import facts
+from holdfast.core.heads import HeadDraft
+from holdfast.core.payloads import slot
+from holdfast.core.records import canonical, parse
+from holdfast.stores.port import InboxDraft
+from holdfast.stores.sqlite.store import SqliteSessionStore
+from holdfast.stores.verify import verify
+
+
+async def filled(path: Path) -> None:
+    store = await SqliteSessionStore.open(path)
+    await store.create_session("a", facts.SessionStarted(labels={"team": "red"}))
+    lease = await store.acquire("a")
+    await store.append(
+        lease,
+        1,
+        [
+            facts.TurnStarted(turn=1),
+            facts.MessageAppended(message=1, role="user", content=slot("hello", "message"), turn=1),
+            facts.TurnPut(turn=1, status="final", final=slot("x" * 900, "final")),
+        ],
+        head=HeadDraft(kind="turn_final", turn=1),
+    )
+    await store.put_inbox("a", InboxDraft("k", "message", content=slot("y" * 900, "input")))
+    await store.release(lease)
+    assert (await verify(store, "a")).ok
+    await store.close()
+
+
+@pytest.mark.parametrize(
+    ("statement", "kind"),
+    [
+        ("UPDATE sessions SET status = 'suspended'", "state"),
+        ("UPDATE sessions SET usd = '9.99'", "state"),
+        ("UPDATE sessions SET labels = '{}'", "state"),
+        ("UPDATE sessions SET kind = 'fork'", "state"),
+        ("UPDATE sessions SET head = NULL", "state"),
+        ("UPDATE sessions SET digest = zeroblob(32)", "state"),
+        ("UPDATE sessions SET seq = 3", "state"),
+        ("UPDATE sessions SET seq = 9", "gap"),
+        ("UPDATE inbox SET consumed_seq = 77", "inbox"),
+        (
+            "DELETE FROM payloads WHERE data = CAST(replace(hex(zeroblob(450)), '0', 'y') AS BLOB)",
+            "",
+        ),
+        ("UPDATE events SET at = '2020-01-01T00:00:00.000000Z' WHERE seq = 2", "digest"),
+        ("UPDATE events SET type = 'step.started' WHERE seq = 2", "digest"),
+        ("UPDATE events SET version = 2 WHERE seq = 2", "digest"),
+        ("DELETE FROM events WHERE seq = 3", "gap"),
+    ],
+)
+async def test_a_changed_row_is_found(tmp_path: Path, statement: str, kind: str) -> None:
+    await filled(tmp_path)
+    database = apsw.Connection(str(tmp_path / "events.db"))
+    database.execute(statement)
+    assert database.changes() > 0
+    database.close()
+    store = await SqliteSessionStore.open(tmp_path)
+    report = await verify(store, "a")
+    await store.close()
+    assert not report.ok
+    assert kind == "" or kind in {problem.kind for problem in report.problems}
+
+
+async def test_a_tombstone_that_nobody_wrote_is_found(tmp_path: Path) -> None:
+    await filled(tmp_path)
+    database = apsw.Connection(str(tmp_path / "events.db"))
+    data = parse(database.execute("SELECT data FROM events WHERE seq = 3").get)
+    item = slot("hello", "message")
+    data["content"] = item.ref() | {"$erased": {"at": "2026-01-01", "rule": "privacy"}}
+    database.execute("UPDATE events SET data = ? WHERE seq = 3", (canonical(data).decode(),))
+    database.close()
+    store = await SqliteSessionStore.open(tmp_path)
+    report = await verify(store, "a")
+    await store.close()
+    assert [(p.kind, p.seq) for p in report.problems] == [("erased", 3)]
