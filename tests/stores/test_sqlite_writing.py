@@ -5,6 +5,7 @@ import os
 import threading
 import uuid
 import warnings
+from dataclasses import replace
 
 import apsw
 import pytest
@@ -14,6 +15,7 @@ from holdfast.core import facts
 from holdfast.core.errors import (
     Corruption,
     HandleForked,
+    InboxConflict,
     InboxItemNotFound,
     InvalidRef,
     NothingWritten,
@@ -22,7 +24,7 @@ from holdfast.core.errors import (
     PositionConflict,
     StoreFailed,
 )
-from holdfast.core.payloads import slot
+from holdfast.core.payloads import manifest, slot, to_record
 from holdfast.stores.port import InboxDraft, Transient
 from holdfast.stores.sqlite.store import SqliteSessionStore
 from holdfast.stores.sqlite.writer import Job
@@ -410,6 +412,48 @@ async def test_gc_never_takes_a_file_whose_row_came_back(store):
     store._sweep = sweep
     assert await store.get_payload("talk", LARGE.id) == LARGE.data
     assert (await verify(store, "talk")).ok
+
+
+@pytest.mark.parametrize("item", [LARGE, slot("small " * 200, "message")], ids=["blob", "row"])
+async def test_gc_takes_nothing_that_is_in_use_whatever_its_ref_says(store, item):
+    lease, state = await start(store)
+    part = slot("part " * 500, "chunk")
+    names = manifest({"part": to_record(part)}, "vars")
+    waiting = slot("waiting " * 500, "message")
+    await store.put_inbox("talk", InboxDraft("first", "message", content=waiting))
+    new = [message(1, item), facts.VarsCheckpointed(vars=names)]
+    state = (await store.append(lease, state.seq, new, payloads=[part])).state
+    await store.put_payload("talk", slot("unused " * 500, "message"))
+    await start(store, "other")
+    await store.put_payload("other", item)
+    other = apsw.Connection(str(store._path / "events.db"))
+    other.execute("UPDATE refs SET used = 0")
+    unused = (slot("unused " * 500, "message").id,)
+    assert (await store.gc(dry_run=True, grace_seconds=0)).ids == unused
+    assert (await store.gc(grace_seconds=0)).ids == unused
+    assert (await verify(store, "talk")).ok
+    for kept in (item, part, names, waiting):
+        assert await store.get_payload("talk", kept.id) == kept.data
+    with pytest.raises(InvalidRef):
+        await store.get_payload("other", item.id)
+    # Where a manifest cannot be read, nobody can tell what it leads to.
+    other.execute("DELETE FROM payloads WHERE id = ?", (bytes.fromhex(names.id[7:]),))
+    other.close()
+    assert (await store.gc(grace_seconds=0)).ids == ()
+
+
+@pytest.mark.parametrize("content", ["tiny", "large " * 500])
+async def test_asking_the_same_again_is_known_after_its_content_was_erased(store, content):
+    await start(store)
+    item = slot(content, "message")
+    draft = InboxDraft("first", "answer", "call-1", item)
+    asked = await store.put_inbox("talk", draft)
+    await store.erase("talk", item.id, "rule")
+    again = await store.put_inbox("talk", draft)
+    assert (again.key, again.at, again.content) == (asked.key, asked.at, None)
+    with pytest.raises(InboxConflict):
+        await store.put_inbox("talk", replace(draft, content=slot("another", "message")))
+    assert await store.list_inbox("talk") == [again]
 
 
 class ErasingDisk(Disk):

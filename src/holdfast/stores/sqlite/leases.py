@@ -5,13 +5,14 @@ All functions run inside a transaction that the caller holds.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import apsw
 import msgspec
 
 from holdfast.core.events import now
-from holdfast.core.payloads import Slot, from_record, to_record
+from holdfast.core.payloads import Erased, Slot, from_record, to_record
 from holdfast.stores import rows
 from holdfast.stores.owner import Heartbeat
 from holdfast.stores.port import InboxDraft, InboxItem, Lease, LeaseInfo
@@ -78,33 +79,49 @@ def check_free(cursor: apsw.Cursor, row: SessionRow) -> None:
 
 def put_item(cursor: apsw.Cursor, row: SessionRow, draft: InboxDraft) -> tuple[InboxItem, bool]:
     """Return the stored item, and whether it is new."""
-    stored = find_item(cursor, row, draft.key)
-    if stored is None and draft.call_id is not None:
+    found = cursor.execute(SQL["find_inbox"], (row.key, draft.key)).fetchone()
+    if found is None and draft.call_id is not None:
         found = cursor.execute(SQL["find_inbox_call"], (row.key, draft.call_id)).fetchone()
-        stored = None if found is None else _item(row.id, found)
-    if stored is not None:
-        return rows.same_item(stored, draft), False
+    if found is not None:
+        return _shown(rows.same_item(_item(row.id, found), draft)), False
     content = draft.content
     if content is not None and not content.inline:
         content = content.bare()
     item = InboxItem(row.id, draft.key, draft.kind, now(), draft.call_id, content)
-    text = None if content is None else msgspec.json.encode(to_record(content)).decode()
-    cursor.execute(SQL["insert_inbox"], (row.key, item.key, item.kind, item.at, item.call_id, text))
+    values = (row.key, item.key, item.kind, item.at, item.call_id, _content_text(content))
+    cursor.execute(SQL["insert_inbox"], values)
     return item, True
+
+
+def erase_content(cursor: apsw.Cursor, row: SessionRow, item: InboxItem, mark: Erased) -> None:
+    """Take an item's content away; its id stays, so that asking the same again is known."""
+    if item.content is not None:
+        text = _content_text(replace(item.content, data=None, erased=mark))
+        cursor.execute(SQL["rewrite_inbox"], (text, row.key, item.key))
+
+
+def _content_text(content: Slot | None) -> str | None:
+    return None if content is None else msgspec.json.encode(to_record(content)).decode()
 
 
 def find_item(cursor: apsw.Cursor, row: SessionRow, key: str) -> InboxItem | None:
     """Return an inbox item by its key."""
     found = cursor.execute(SQL["find_inbox"], (row.key, key)).fetchone()
-    return None if found is None else _item(row.id, found)
+    return None if found is None else _shown(_item(row.id, found))
 
 
 def items(cursor: apsw.Cursor, row: SessionRow) -> list[InboxItem]:
     """Return a session's inbox in order of arrival."""
-    return [_item(row.id, found) for found in cursor.execute(SQL["list_inbox"], (row.key,))]
+    return [_shown(_item(row.id, found)) for found in cursor.execute(SQL["list_inbox"], (row.key,))]
 
 
 def _item(session_id: str, found: Any) -> InboxItem:
     key, kind, at, call_id, content, consumed = found
     held: Slot | None = None if content is None else from_record(msgspec.json.decode(content))
     return InboxItem(session_id, key, kind, at, call_id, held, consumed)
+
+
+def _shown(item: InboxItem) -> InboxItem:
+    if item.content is None or item.content.erased is None:
+        return item
+    return replace(item, content=None)

@@ -13,14 +13,14 @@ from typing import NamedTuple
 import apsw
 
 from holdfast.blobs.port import BlobStore
-from holdfast.core.errors import PositionConflict
+from holdfast.core.errors import Corruption, InvalidInput, PositionConflict
 from holdfast.core.events import Event, now
 from holdfast.core.facts import Fact, SessionStarted
 from holdfast.core.fold import fold
 from holdfast.core.heads import EdgeDraft, HeadDraft
 from holdfast.core.ids import check_key
 from holdfast.core.log import Batch, extend
-from holdfast.core.payloads import Slot, walk
+from holdfast.core.payloads import Erased, Slot, walk
 from holdfast.core.state import State, empty
 from holdfast.stores import rows, snapshots
 from holdfast.stores.port import (
@@ -187,17 +187,17 @@ class Log:
         """Erase a value; return in how many places, and the tenant whose blob is now unused."""
         row = sessions.find(cursor, session_id)
         at = now()
-        places = 0
+        slots: list[Slot] = []
         for event in list(events.read(cursor, row)):
-            here = sum(i.id == payload_id and i.erased is None for i in walk(event.data))
-            if here:
-                places += here
+            here = list(walk(event.data))
+            slots += here
+            if any(item.id == payload_id and item.erased is None for item in here):
                 new = rows.erase_in(event, payload_id, at, rule)
                 text = events.data_text(new)
                 cursor.execute(SQL["rewrite_event"], (text, row.key, event.seq))
-        waiting = [i for i in leases.items(cursor, row) if i.content and i.content.id == payload_id]
-        for item in waiting:
-            cursor.execute(SQL["clear_inbox_content"], (row.key, item.key))
+        places = [item for item in slots if item.id == payload_id and item.erased is None]
+        inbox = [item for item in leases.items(cursor, row) if item.content is not None]
+        waiting = [i for i in inbox if i.content is not None and i.content.id == payload_id]
         found = payloads.find(cursor, row, payload_id)
         referred = found is not None and found.used is not None
         if not places and not waiting and not referred:
@@ -205,10 +205,46 @@ class Log:
             if cursor.execute(SQL["get_erasure"], erasure).fetchone() is not None:
                 return 0, None
             raise rows.foreign_error(session_id, payload_id)
+        for item in waiting:
+            leases.erase_content(cursor, row, item, Erased(at, rule))
+        parts = self._parts(cursor, row, payload_id, found, places)
         cursor.execute(SQL["insert_erasure"], (row.key, payloads.raw(payload_id), at, rule))
         unused = found is not None and referred and payloads.let_go(cursor, row, found)
+        if parts:
+            slots += [item.content for item in inbox if item.content is not None]
+            self._leave_to_gc(cursor, row, parts, [s for s in slots if s.id != payload_id])
         in_file = unused and found is not None and found.in_file
-        return max(places, 1), row.tenant if in_file else None
+        return max(len(places), 1), row.tenant if in_file else None
+
+    def _parts(
+        self,
+        cursor: apsw.Cursor,
+        row: SessionRow,
+        payload_id: str,
+        found: payloads.Found | None,
+        places: Sequence[Slot],
+    ) -> set[str]:
+        """Return what a value leads to as a manifest; one inside another has no place itself."""
+        if found is None or (places and all(item.encoding != "manifest" for item in places)):
+            return set()
+        whole = Slot(payload_id, "manifest", "chunk", found.size)
+        try:
+            return payloads.closure(cursor, self._blobs, row, [whole]) - {payload_id}
+        except (Corruption, InvalidInput):
+            return set()  # no manifest, or a damaged one
+
+    def _leave_to_gc(
+        self, cursor: apsw.Cursor, row: SessionRow, parts: set[str], slots: Sequence[Slot]
+    ) -> None:
+        """Mark those parts of an erased manifest as unused that nothing else leads to."""
+        try:
+            parts = parts - payloads.closure(cursor, self._blobs, row, slots)
+        except (Corruption, InvalidInput):
+            return  # what a damaged manifest leads to cannot be told
+        for part in parts:
+            found = payloads.find(cursor, row, part)
+            if found is not None:
+                cursor.execute(SQL["unuse_ref"], (found.key, row.key))
 
     def import_log(self, copy: Copy, cursor: apsw.Cursor) -> tuple[ImportOutcome, State | None]:
         """Store a copy of a log; the state is None where nothing changed."""

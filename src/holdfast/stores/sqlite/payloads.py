@@ -18,7 +18,7 @@ import apsw
 from holdfast.blobs.port import BlobStore
 from holdfast.core.errors import HoldfastError
 from holdfast.core.log import Batch
-from holdfast.core.payloads import Slot, manifest_slots
+from holdfast.core.payloads import Slot, check_bytes, manifest_slots
 from holdfast.stores import rows
 from holdfast.stores.port import ROW_PAYLOAD_BYTES
 from holdfast.stores.sqlite.database import SQL
@@ -118,9 +118,13 @@ def _may_adopt(
 
 
 def _check_not_erased(cursor: apsw.Cursor, row: SessionRow, payload_id: str) -> None:
-    found: Any = cursor.execute(SQL["get_erasure"], (row.key, raw(payload_id))).fetchone()
+    found = _erasure(cursor, row, payload_id)
     if found is not None:
         raise rows.erased_error(payload_id, *found)
+
+
+def _erasure(cursor: apsw.Cursor, row: SessionRow, payload_id: str) -> Any:
+    return cursor.execute(SQL["get_erasure"], (row.key, raw(payload_id))).fetchone()
 
 
 def readable(cursor: apsw.Cursor, row: SessionRow, payload_id: str) -> Found:
@@ -143,6 +147,30 @@ def data_of(
     if data is None:
         raise rows.missing_error(row.id, payload_id)
     return bytes(data)
+
+
+def closure(
+    cursor: apsw.Cursor, blobs: BlobStore, row: SessionRow, slots: Iterable[Slot]
+) -> set[str]:
+    """Return the payloads that slots lead to, manifests followed; Corruption where one is gone."""
+    met: set[str] = set()
+    opened: set[str] = set()
+    queue = [item for item in slots if not item.inline and item.erased is None]
+    while queue:
+        item = queue.pop()
+        met.add(item.id)
+        if item.encoding != "manifest" or item.id in opened:
+            continue
+        opened.add(item.id)
+        found = find(cursor, row, item.id)
+        if found is None or found.used is None:
+            if _erasure(cursor, row, item.id) is None:
+                raise rows.missing_error(row.id, item.id)
+            continue
+        data = check_bytes(item, data_of(cursor, blobs, row, item.id, found))
+        parts = manifest_slots(item, data)
+        queue.extend(part for part in parts if not part.inline and part.erased is None)
+    return met
 
 
 def let_go(cursor: apsw.Cursor, row: SessionRow, found: Found) -> bool:

@@ -169,20 +169,29 @@ SELECT 1 FROM refs WHERE payload = ? LIMIT 1
 -- name: delete_ref
 DELETE FROM refs WHERE payload = ? AND session = ?
 
--- name: delete_refs_of_payload
-DELETE FROM refs WHERE payload = ?
-
 -- name: delete_refs_of_session
 DELETE FROM refs WHERE session = ?
 
--- name: delete_stale_refs
-DELETE FROM refs WHERE used = 0 AND payload IN (SELECT key FROM payloads WHERE at <= ?)
+-- name: unuse_ref
+UPDATE refs SET used = 0 WHERE payload = ? AND session = ?
+
+-- name: list_stale_refs
+SELECT s.id, r.payload, p.id FROM refs r
+JOIN payloads p ON p.key = r.payload
+JOIN sessions s ON s.key = r.session
+WHERE r.used = 0 AND p.at <= ? ORDER BY s.key
+
+-- name: delete_stale_ref
+DELETE FROM refs WHERE payload = ? AND session = ? AND used = 0
+  AND payload IN (SELECT key FROM payloads WHERE at <= ?)
 
 -- name: find_orphans
 SELECT p.key, t.name, p.id, p.size, p.data IS NULL
 FROM payloads p JOIN tenants t ON t.key = p.tenant
-WHERE p.at <= ? AND p.key > ?
-  AND NOT EXISTS (SELECT 1 FROM refs r WHERE r.payload = p.key AND r.used)
+WHERE p.at <= ? AND p.key > ? AND NOT EXISTS (
+  SELECT 1 FROM refs r WHERE r.payload = p.key
+    AND r.payload || ' ' || r.session NOT IN (SELECT value FROM json_each(?))
+)
 ORDER BY p.key LIMIT ?
 
 -- name: count_payloads
@@ -215,8 +224,8 @@ SELECT name, kind, at, call_id, content, consumed_seq FROM inbox WHERE session =
 -- name: consume_inbox
 UPDATE inbox SET consumed_seq = ? WHERE session = ? AND name = ?
 
--- name: clear_inbox_content
-UPDATE inbox SET content = NULL WHERE session = ? AND name = ?
+-- name: rewrite_inbox
+UPDATE inbox SET content = ? WHERE session = ? AND name = ?
 
 -- name: delete_inbox
 DELETE FROM inbox WHERE session = ?

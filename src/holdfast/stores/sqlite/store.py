@@ -13,7 +13,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import apsw
 
@@ -262,7 +262,8 @@ class SqliteSessionStore(SqliteReading):
     async def delete(self, session_id: str) -> None:
         """Delete a session that nobody drives."""
         self._check(session_id)
-        await self._writer.run(Job(partial(self._log.delete, session_id), session_id))
+        work = partial(self._log.delete, session_id)
+        await self._writer.run(Job(work, session_id, lambda _: self._feed.wake(session_id, 0)))
 
     async def erase(self, session_id: str, payload_id: str, rule: str) -> int:
         """Erase one value from a session, from the write-ahead log too."""
@@ -270,9 +271,8 @@ class SqliteSessionStore(SqliteReading):
         check_content_id(payload_id)
         check_key(rule, "erasure rule")
         work = partial(self._log.erase, session_id, payload_id, rule)
-        places, tenant = await self._writer.run(
-            Job(work, session_id, lambda _: self._database.truncate_log(self._connection))
-        )
+        job: Job[tuple[int, str | None]] = Job(work, session_id, self._truncate)
+        places, tenant = await self._writer.run(job)
         if tenant is not None:
             await self._sweep([(tenant, payload_id)])
         return places
@@ -285,15 +285,21 @@ class SqliteSessionStore(SqliteReading):
         before = time.time() - grace_seconds
         cutoff = int(before * 1000)
         gone: list[collector.Orphan] = []
+        dead: list[collector.StaleRef] = []
+        stale = await self._readers.run(collector.stale, cutoff)
+        for session_id, candidates in stale.items():
+            found = self._readers.run(collector.unused, self._blobs, session_id, candidates)
+            dead += await found
         if dry_run:
-            gone = await self._readers.run(lambda cursor: list(collector.orphans(cursor, cutoff)))
+            gone = await self._readers.run(lambda c: list(collector.orphans(c, cutoff, dead)))
         else:
+            await self._writer.run(Job(partial(collector.drop, dead, cutoff)))
             while batch := await self._writer.run(Job(partial(collector.collect, cutoff))):
                 gone += batch
                 await self._sweep([(o.tenant, o.id) for o in batch if o.in_file])
-            await self._writer.run(Job(partial(collector.tidy, cutoff)))
-        found = await self._readers.thread(lambda: list(self._blobs.entries()))
-        old = [entry for entry in found if entry.modified <= before]
+            await self._writer.run(Job(leases.forget_dead_owners, None, self._truncate))
+        entries = await self._readers.thread(lambda: list(self._blobs.entries()))
+        old = [entry for entry in entries if entry.modified <= before]
         strays = await self._readers.run(collector.without_rows, old)
         if not dry_run:
             await self._sweep([(entry.tenant, entry.id) for entry in strays])
@@ -366,6 +372,9 @@ class SqliteSessionStore(SqliteReading):
     def _beat(self, sign: Heartbeat) -> None:
         if self._held:
             self._writer.run_blocking(Job(lambda cursor: leases.beat(cursor, sign)))
+
+    def _truncate(self, _: Any) -> None:
+        self._database.truncate_log(self._connection)
 
     def _appended(self, done: Appended) -> None:
         self._wake(done.state)

@@ -162,6 +162,39 @@ class EraseContract(ContractPlace):
         report = await verify(store, "s-1")
         assert (report.problems, report.erased) == ((), 1)
 
+    async def test_erasing_a_manifest_leaves_to_gc_what_nothing_else_refers_to(
+        self, store: SessionStore
+    ) -> None:
+        driver = await drive(store)
+        only, shared, said = (slot(letter * 3000, "chunk") for letter in "xyz")
+        inner = manifest({"x": to_record(only)}, "vars")
+        first = manifest({"i": to_record(inner), "y": to_record(shared), "z": said.ref()}, "vars")
+        second = manifest({"y": to_record(shared)}, "vars")
+        for names in (first, second):
+            parts = [only, shared, said, inner]
+            await driver.append(facts.VarsCheckpointed(vars=names), payloads=parts)
+        await driver.say(replace(said, kind="message"))
+        await store.erase("s-1", first.id, "asked")
+        assert (await store.gc(grace_seconds=0)).ids == tuple(sorted([only.id, inner.id]))
+        for part in (only, inner):
+            with pytest.raises((InvalidRef, PayloadNotFound)):
+                await store.get_payload("s-1", part.id)
+        for part in (shared, said, second):
+            assert await store.get_payload("s-1", part.id) == part.data
+        assert (await verify(store, "s-1")).problems == ()
+
+    @pytest.mark.parametrize("item", [TINY, BIG], ids=lambda i: str(i.size))
+    async def test_a_value_that_stands_only_in_the_inbox_can_be_erased(
+        self, place: Place, store: SessionStore, item: Slot
+    ) -> None:
+        await drive(store)
+        await store.put_inbox("s-1", InboxDraft("k", "message", content=item))
+        assert await store.erase("s-1", item.id, "asked") == 1
+        assert await store.erase("s-1", item.id, "asked") == 0
+        assert list(await store.erased("s-1")) == [item.id]
+        (left,) = await (await place.reopen(store)).list_inbox("s-1")
+        assert (left.key, left.content) == ("k", None)
+
     async def test_erasing_an_inbox_value_removes_it_there_too(self, store: SessionStore) -> None:
         driver = await drive(store)
         for item in (BIG, slot("tiny", "message")):
