@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import weakref
 
 import pytest
 
@@ -122,3 +123,43 @@ async def test_a_host_that_fails_or_gives_up_is_reported() -> None:
         _ask(journal, _call("a"), [])
         await journal.wait_for_answers()
         assert reported == [error]
+
+
+async def test_a_recorded_answer_of_a_pure_call_that_is_not_made_again_holds_nothing_up() -> None:
+    host, got = Asked(), list[str]()
+    journal = Journal(host, [_recorded("gone", pure=True), _recorded("old")])
+    _ask(journal, _call("old"), got)
+    assert got == ["old"]
+    _ask(journal, _call("new", pure=True), got)
+    await journal.wait_for_answers()
+    assert got == ["old", "new"]
+    _ask(journal, _call("gone", pure=True), got)
+    assert got == ["old", "new", "gone"]
+    assert host.names == ["new"]
+
+
+async def test_a_pure_answer_keeps_its_turn_while_another_thread_may_still_ask_for_it() -> None:
+    got: list[str] = []
+    journal = Journal(Asked(), [_recorded("look", pure=True), _recorded("old")])
+    journal.threads = 2
+    _ask(journal, _call("old"), got)
+    assert got == []
+    _ask(journal, _call("look", pure=True), got)
+    assert got == ["look", "old"]
+    journal.begin()
+    journal.threads = 2
+    _ask(journal, _call("old"), got)
+    assert journal.skip()
+    assert got == ["look", "old", "old"]
+    assert not journal.skip()
+
+
+async def test_what_a_cell_passed_to_its_calls_is_not_kept() -> None:
+    journal = Journal(Asked())
+    call = HostCall("f", Encoded("json", b"{}"), "digest", 0, True, (Asked(),), {})
+    argument = weakref.ref(call.args[0])
+    _ask(journal, call, [])
+    await journal.wait_for_answers()
+    assert journal.calls == {call.key: None}
+    del call
+    assert argument() is None

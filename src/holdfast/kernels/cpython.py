@@ -212,7 +212,7 @@ class CpythonSession:
         worker.send(command)
         journal.on_failure = lambda error: worker.push(_Problem(error))
         stall = None
-        if journal.unclaimed:
+        if journal.expecting:
             stall = asyncio.ensure_future(self._watch_stall(worker, run))
         done: frames.DoneFrame | None = None
         try:
@@ -270,7 +270,7 @@ class CpythonSession:
                 if run.journal.open > self.settings.limits.processes + 1:
                     raise KernelProtocolError("the worker has more calls open than threads")
                 call = self._call(run, frame)
-                run.threads = frame.threads
+                run.journal.threads = frame.threads
                 number = frame.id
                 run.watch.pause()
                 run.journal.ask(call, lambda answer: self._answered(worker, run, number, answer))
@@ -338,12 +338,13 @@ class CpythonSession:
         """End a re-run in which every call waits for one that the cell does not make."""
         loop, journal = asyncio.get_running_loop(), run.journal
         before, since = worker.cpu_ns(), loop.time()
-        while journal.unclaimed or journal.open:
+        while journal.expecting:
             await asyncio.sleep(STALL_SECONDS / 20)
             spent, now = worker.cpu_ns(), loop.time()
             if not journal.stuck or spent - before > 5_000_000:
                 before, since = spent, now
-            if journal.stuck and (journal.open >= run.threads or now - since > STALL_SECONDS):
+            stalled = journal.open >= journal.threads or now - since > STALL_SECONDS
+            if journal.stuck and stalled and not journal.skip():
                 text = "the cell waits for calls that it made when it first ran and not now"
                 worker.push(_Problem(Diverged(text)))
 

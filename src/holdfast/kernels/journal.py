@@ -2,9 +2,9 @@
 
 A call is known by (function, argument digest, n-th such call), never by position. When a cell runs
 again, after a crash or because its worker was parked, answers are released in the order in which
-they were first given, and a call that is not in the record waits until every recorded one that has
-effects was claimed: so the cell cannot do something new before it has done again what it did. A
-cell that ends or stalls with claims open has diverged.
+they were first given, but for pure ones that nobody asks for again; and a call that is not in the
+record waits until every recorded one that has effects was claimed: so the cell cannot do something
+new before it has done again what it did. A cell that ends or stalls with claims open has diverged.
 """
 
 from __future__ import annotations
@@ -14,9 +14,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from holdfast.kernels.port import FileRead, HostAnswer, HostCall, OnCall, RecordedCall
+from holdfast.kernels.port import CallKey, FileRead, HostAnswer, HostCall, OnCall, RecordedCall
 
-Key = tuple[str, str, int]
 Deliver = Callable[[HostAnswer], None]
 
 
@@ -26,11 +25,12 @@ class Diverged(Exception):
 
 @dataclass(slots=True, eq=False)
 class _Entry:
-    key: Key
+    key: CallKey
     pure: bool
     answer: HostAnswer | None = None
     task: asyncio.Task[None] | None = None
     claimed: bool = False
+    skipped: bool = False
     deliver: Deliver | None = None
 
 
@@ -45,7 +45,7 @@ class Journal:
     ) -> None:
         self._on_call = on_call
         self._closed = False
-        self._entries: dict[Key, _Entry] = {}
+        self._entries: dict[CallKey, _Entry] = {}
         self._answered: list[_Entry] = []
         self._files: dict[str, str] = {}
         for call in recorded:
@@ -55,19 +55,22 @@ class Journal:
                 self._answered.append(entry)
             self.check_files(call.files)
         self.check_files(files)
-        self.calls: dict[Key, HostCall] = {}
+        # In the order in which they were made; a cell may pass more to its calls than fits here.
+        self.calls: dict[CallKey, None] = {}
         self.on_failure: Callable[[BaseException], None] = lambda error: None
         self.begin()
 
     def begin(self) -> None:
         """Start a run of the cell: nothing is claimed yet."""
         for entry in self._entries.values():
-            entry.claimed, entry.deliver = False, None
+            entry.claimed, entry.skipped, entry.deliver = False, False, None
         self.unclaimed = sum(not entry.pure for entry in self._entries.values())
         self._counts: Counter[tuple[str, str]] = Counter()
         self._blocked: list[tuple[HostCall, Deliver]] = []
         self._next = 0
         self.open = 0
+        # How many threads the cell has: as many calls can be open at once.
+        self.threads = 1
 
     def check_files(self, files: Iterable[FileRead]) -> None:
         """Raise Diverged if a file is no longer what the cell read before."""
@@ -94,7 +97,7 @@ class Journal:
 
     def ask(self, call: HostCall, deliver: Deliver) -> None:
         """Have a call answered: `deliver` gets the answer when it is its turn."""
-        self.calls.setdefault(call.key, call)
+        self.calls.setdefault(call.key)
         self.open += 1
         entry = self._entries.get(call.key)
         if entry is None and not call.pure and self.unclaimed:
@@ -107,6 +110,8 @@ class Journal:
         entry.claimed, entry.deliver = True, deliver
         if entry.answer is None and entry.task is None:
             entry.task = asyncio.ensure_future(self._answer(entry, call))
+        if entry.skipped:
+            self._hand_over(entry)
         self._release()
 
     async def _answer(self, entry: _Entry, call: HostCall) -> None:
@@ -130,13 +135,41 @@ class Journal:
                 self.ask(call, deliver)
         while self._next < len(self._answered):
             entry = self._answered[self._next]
-            if entry.deliver is None:
+            if entry.deliver is not None:
+                self._next += 1
+                self._hand_over(entry)
+            elif entry.pure and self.open >= self.threads:
+                # Nobody is left who could ask for it before what is asked for now is answered.
+                self._pass_over(entry)
+            else:
                 return
-            deliver, entry.deliver = entry.deliver, None
-            self._next += 1
-            self.open -= 1
-            assert entry.answer is not None
-            deliver(entry.answer)
+
+    def _hand_over(self, entry: _Entry) -> None:
+        deliver, entry.deliver = entry.deliver, None
+        self.open -= 1
+        assert deliver is not None
+        assert entry.answer is not None
+        deliver(entry.answer)
+
+    def _pass_over(self, entry: _Entry) -> None:
+        entry.skipped = True
+        self._next += 1
+
+    def skip(self) -> bool:
+        """Pass over a pure answer that nobody asks for; return whether there was one."""
+        if self._next == len(self._answered):
+            return False
+        entry = self._answered[self._next]
+        if entry.claimed or not entry.pure:
+            return False
+        self._pass_over(entry)
+        self._release()
+        return True
+
+    @property
+    def expecting(self) -> bool:
+        """Return whether the cell has not yet done again all that it did before."""
+        return any(not entry.claimed for entry in self._entries.values())
 
     @property
     def asking(self) -> int:

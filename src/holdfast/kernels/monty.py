@@ -266,7 +266,7 @@ class MontySession:
             error=ending.error if ending.status == "error" else None,
             limit=ending.limit,
             detail=ending.detail,
-            calls=tuple(journal.calls.values()),
+            calls=tuple(journal.calls),
             files=tuple(cell.files),
             checkpoint=checkpoint,
             namespace_kept=checkpoint is not None,

@@ -159,7 +159,8 @@ class Cell:
         self._journal.on_failure = answered.set_exception
         self._journal.ask(call, answered.set_result)
         # It is the only open call, so no other one of its cell can come to its turn first.
-        if self._journal.stuck and not answered.done():
+        await self._journal.wait_for_answers()
+        if not answered.done():
             raise Diverged(
                 "the cell waits for calls that it made when it first ran and does not make now"
             )

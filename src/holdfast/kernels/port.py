@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 Confinement = Literal["os", "language", "none"]
 CellStatus = Literal["ok", "error", "final", "limit", "diverged"]
@@ -92,6 +92,14 @@ class FileRead:
     digest: str
 
 
+class CallKey(NamedTuple):
+    """What identifies a call within its eval: never its position."""
+
+    function: str
+    digest: str
+    ordinal: int
+
+
 @dataclass(frozen=True, slots=True)
 class HostCall:
     """One call of a host function from inside a cell.
@@ -111,9 +119,9 @@ class HostCall:
     files: tuple[FileRead, ...] = ()
 
     @property
-    def key(self) -> tuple[str, str, int]:
+    def key(self) -> CallKey:
         """Return what identifies this call within its eval."""
-        return (self.function, self.digest, self.ordinal)
+        return CallKey(self.function, self.digest, self.ordinal)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,9 +163,9 @@ class RecordedCall:
     files: tuple[FileRead, ...] = ()
 
     @property
-    def key(self) -> tuple[str, str, int]:
+    def key(self) -> CallKey:
         """Return what identifies this call within its eval."""
-        return (self.function, self.digest, self.ordinal)
+        return CallKey(self.function, self.digest, self.ordinal)
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,7 +237,8 @@ class CellResult:
     """Everything about one evaluated cell.
 
     `checkpoint` is None when the namespace is as it was at the cell's start; `namespace_kept`
-    says the same for the observation. `calls` lists the calls made, in the order they were made.
+    says the same for the observation. `calls` lists the calls made, in the order they were made;
+    what they were made with reached `on_call` and is not kept.
     """
 
     status: CellStatus
@@ -240,7 +249,7 @@ class CellResult:
     error: CellError | None = None
     limit: LimitName | None = None
     detail: str = ""
-    calls: tuple[HostCall, ...] = ()
+    calls: tuple[CallKey, ...] = ()
     files: tuple[FileRead, ...] = ()
     checkpoint: Checkpoint | None = None
     namespace_kept: bool = True

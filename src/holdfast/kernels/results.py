@@ -34,7 +34,6 @@ class Run:
     watch: Watch
     final: Encoded | None = None
     files: list[FileRead] = field(default_factory=list)
-    threads: int = 1
 
 
 def finished(
@@ -53,7 +52,7 @@ def finished(
         final=run.final,
         error=error,
         limit=limit,
-        calls=tuple(run.journal.calls.values()),
+        calls=tuple(run.journal.calls),
         files=(*run.files, *file_reads(done.files)),
         checkpoint=checkpoint,
         namespace_kept=checkpoint is not None,
@@ -72,7 +71,7 @@ def cut(run: Run) -> CellResult:
         final=run.final,
         limit=run.watch.tripped,
         detail="the cell did not stop when asked; its worker was ended",
-        calls=tuple(run.journal.calls.values()),
+        calls=tuple(run.journal.calls),
         files=tuple(run.files),
         namespace_kept=False,
     )
@@ -85,7 +84,7 @@ def diverged(run: Run, detail: str) -> CellResult:
         stdout=_NOTHING,
         stderr=_NOTHING,
         detail=detail,
-        calls=tuple(run.journal.calls.values()),
+        calls=tuple(run.journal.calls),
         files=tuple(run.files),
         namespace_kept=False,
     )

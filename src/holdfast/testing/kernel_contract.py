@@ -85,6 +85,21 @@ class KernelContract:
         assert [call.ordinal for call in result.calls] == [0, 0, 1]
         assert result.calls[0].digest == result.calls[2].digest
 
+    async def test_a_recorded_call_that_is_not_made_again_never_makes_a_cell_hang(
+        self, kernel: Kernel
+    ) -> None:
+        first = await KernelDriver.open(kernel, LM, lm=_echo, look=_echo)
+        for made, again, status in (
+            ("look('a')", "lm('b')", "ok"),
+            ("look('a')", "look('b')", "ok"),
+            ("lm('a')", "look('b')", "diverged"),
+            ("lm('a')", "lm('b')", "diverged"),
+        ):
+            await first.run(made)
+            second = await KernelDriver.open(kernel, LM, lm=_echo, look=_echo)
+            async with asyncio.timeout(30):
+                assert (await second.run(again, recorded=first.recorded)).status == status
+
     async def test_a_failed_call_can_be_caught(self, kernel: Kernel) -> None:
         def fail(text: str) -> str:
             raise ValueError(f"no {text}")
