@@ -246,6 +246,26 @@ async def test_a_store_that_cannot_be_read_for_a_while_leaves_no_lease_and_no_wr
         assert (await verify(store, session.id)).ok
 
 
+async def test_a_read_that_fails_right_after_the_lease_was_taken_gives_it_back() -> None:
+    store: Any = DeafStore("load_state")
+    acquire = store.inner.acquire
+
+    async def acquire_then_fail(*arguments: Any, **options: Any) -> Any:
+        lease = await acquire(*arguments, **options)
+        store.fails = True
+        return lease
+
+    async with await holdfast.open(
+        store, model=ScriptedModel(lambda request: cell("FINAL(1)"))
+    ) as runtime:
+        session = await runtime.start()
+        store.inner.acquire = acquire_then_fail
+        with pytest.raises(StoreFailed):
+            await session.send("x")
+        store.inner.acquire, store.fails = acquire, False
+        assert isinstance(await session.send("y"), holdfast.Final)
+
+
 async def test_an_attempt_log_comes_with_a_failure(lab: Lab) -> None:
     def respond(request: ModelRequest) -> str:
         raise ProviderError("no")

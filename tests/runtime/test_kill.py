@@ -199,6 +199,10 @@ async def test_killed_while_a_model_is_asked_it_asks_again_once(tmp_path: Path, 
     assert scenes[0].ledger.asked()["step 0"] == 2
     assert scenes[1].ledger.asked()["step 3"] == 2
     assert scenes[1].ledger.asked()["step 0"] == 1
+    for scene in scenes:
+        store = await workload.open_place(scene.url)
+        assert (await store.load_state(SESSION)).spend.unknown_usd == 1  # the call that was lost
+        await store.close()
 
 
 @pytest.mark.parametrize("kind", DURABLE)
