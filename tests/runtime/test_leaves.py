@@ -1,6 +1,11 @@
 """Leaf calls: one event each, no session, errors that code can catch, nothing paid twice."""
 
+import asyncio
+
+import pytest
+
 import holdfast
+from holdfast.kernels.surfaces import Surface, SurfaceFunction
 from holdfast.models.errors import RateLimited, ServerError
 from holdfast.models.scripted import ScriptedModel
 
@@ -89,8 +94,6 @@ async def test_the_leaf_gate_is_process_wide(lab: Lab) -> None:
     running, most = 0, 0
 
     async def leaf_model(request):
-        import asyncio
-
         nonlocal running, most
         running += 1
         most = max(most, running)
@@ -125,3 +128,82 @@ async def test_leaf_ordinals_count_in_order_of_issue(lab: Lab) -> None:
     await session.send("x")
     asked = {r.prompt: r.ordinal for r in lab.requests if r.purpose == "leaf"}
     assert asked == {"a": 0, "b": 1, "c": 2, "d": 3}
+
+
+async def test_calls_in_flight_when_the_cell_ends_leave_a_trace(lab: Lab) -> None:
+    """A paid call is never forgotten: broken off, it stands in the log with unknown cost."""
+    code = (
+        "import threading, desk\n"
+        "for n in range(3):\n"
+        "    threading.Thread(target=lm, args=(f'p{n}',), daemon=True).start()\n"
+        "threading.Thread(target=desk.post, daemon=True).start()\n"
+        "lm('go')\n"
+        "FINAL('done')"
+    )
+    asked, all_asked = set(), asyncio.Event()
+
+    async def respond(request):
+        if request.purpose == "step":
+            return cell(code)
+        asked.add(request.prompt)
+        if len(asked) == 5:
+            all_asked.set()
+        if request.prompt != "go":
+            await asyncio.Event().wait()
+        await all_asked.wait()
+        return "gone"
+
+    async def post() -> None:
+        asked.add("post")
+        if len(asked) == 5:
+            all_asked.set()
+        await asyncio.Event().wait()
+
+    desk = Surface("desk.v1", 1, "desk", (SurfaceFunction("post", post),))
+    runtime = await lab.open(respond, agents=[holdfast.Agent(surfaces=(desk,))])
+    session = await runtime.start()
+    result = await session.send("x")
+    assert isinstance(result, holdfast.Final)
+    leaves = await lab.facts(session.id, "leaf.called")
+    assert sorted(leaf.status for leaf in leaves) == ["ok", "unknown", "unknown", "unknown"]
+    assert result.cost_usd is None
+    (call,) = await runtime.calls(session.id)
+    assert call.resolved.outcome == "unknown"
+
+
+async def test_a_leaf_that_was_broken_off_is_asked_again_with_its_own_ordinal(lab: Lab) -> None:
+    code = (
+        "from concurrent.futures import ThreadPoolExecutor\n"
+        "with ThreadPoolExecutor(4) as pool:\n"
+        "    found = list(pool.map(lm, ['p0', 'p1', 'p2', 'p3']))\n"
+        "found.append(lm('last'))\n"
+        "FINAL(found)"
+    )
+    slow = True
+
+    async def respond(request):
+        if request.purpose == "step":
+            return cell(code)
+        if request.prompt == "p0" and slow:
+            await asyncio.Event().wait()
+        return request.prompt.upper()
+
+    runtime = await lab.open(respond)
+    session = await runtime.start()
+    task = asyncio.ensure_future(session.send("x"))
+    async with runtime.subscribe(session.id) as items:
+        seen = 0
+        async for item in items:
+            seen += getattr(item, "type", "") == "leaf.called"
+            if seen == 3:
+                break
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    first = {r.prompt: r.ordinal for r in lab.requests if r.purpose == "leaf"}
+    lab.requests.clear()
+    slow = False
+    result = await runtime.resume(session.id)
+    assert result.value == ["P0", "P1", "P2", "P3", "LAST"]
+    again = {r.prompt: r.ordinal for r in lab.requests if r.purpose == "leaf"}
+    assert again == {"p0": first["p0"], "last": 4}

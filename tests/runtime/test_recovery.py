@@ -10,8 +10,10 @@ from holdfast.core.errors import (
     InvalidInput,
     LeaseHeld,
     NothingWritten,
+    NotRestorable,
     SessionBusy,
 )
+from holdfast.kernels.surfaces import Surface, SurfaceFunction
 from holdfast.stores.memory import MemorySessionStore
 from holdfast.stores.verify import verify
 
@@ -287,3 +289,24 @@ async def test_a_queued_message_that_cannot_be_worked_is_refused_when_it_is_queu
         await session.send("x", inputs={"1x": 1}, when_busy="queue")
     assert await lab.store.list_inbox(session.id) == []
     await lab.store.release(lease)
+
+
+async def test_a_process_that_cannot_drive_uses_up_no_revival(lab: Lab) -> None:
+    session_id = await cut_short(lab, 3)
+    seq = (await lab.store.load_state(session_id)).seq
+    desk = Surface("desk.v1", 1, "desk", (SurfaceFunction("post", print),))
+    wrong = holdfast.Agent(surfaces=(desk,))
+    runtime = await lab.open(replies(*WORK), agents=[wrong])
+    assert (await runtime.resume(session_id)).value == ANSWER  # more surfaces do no harm
+    other = await cut_short(lab, 3)
+    broken = await lab.open(replies(*WORK))
+
+    async def refuse(*arguments, **options):
+        raise NotRestorable("this engine cannot read the checkpoint")
+
+    broken._kernels.choose = refuse
+    for _ in range(3):
+        with pytest.raises(NotRestorable):
+            await broken.resume(other)
+    assert (await lab.store.load_state(other)).seq == seq
+    assert (await runtime.resume(other)).value == ANSWER

@@ -220,8 +220,9 @@ class LeafCalled(Fact):
     function: str  # lm, map_lm
     digest: str  # of the arguments of the call
     occurrence: int  # n-th such call in the eval
-    status: str  # ok, error
+    status: str  # ok, error; unknown: broken off, to be asked again
     request: Slot
+    ordinal: int = 0  # place in the session's order of issue
     item: int = 0  # position in a map_lm
     width: int = 1  # how many items the call has
     files: list[list[str]] = field(default_factory=list)  # path and digest read before the call

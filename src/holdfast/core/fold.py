@@ -191,10 +191,14 @@ def _compacted(state: State, fact: Any, event: Event) -> dict[str, Any]:
 
 
 def _leaf_called(state: State, fact: Any, event: Event) -> dict[str, Any]:
+    lost = fact.status == "unknown"
+    counters = _count(state, "leaf", fact.leaf)
+    if not lost:
+        counters["leaf_answered"] = counters.get("leaf_answered", 0) + 1
     return {
-        "counters": _count(state, "leaf", fact.leaf),
-        "spend": state.spend.plus(fact.cost_usd, fact.usage),
-        "revivals": 0,
+        "counters": counters,
+        "spend": state.spend.plus(fact.cost_usd, fact.usage, ceiling=lost),
+        "revivals": state.revivals if lost else 0,
     }
 
 

@@ -38,7 +38,7 @@ from holdfast.runtime.results import (
     TimedOut,
     TurnResult,
 )
-from holdfast.runtime.surface_calls import SurfaceCalls
+from holdfast.runtime.surface_calls import SurfaceCalls, abandoned
 from holdfast.runtime.transcript import Transcript, estimate_tokens, message_slots
 from holdfast.stores.port import Transient
 
@@ -377,7 +377,7 @@ class Drive:
         **extra: Any,
     ) -> TurnResult:
         end = self._end(status, before, error=problem)
-        await self.journal.append(lambda _: [*before, end])
+        await self.journal.append(lambda state: [*before, *abandoned(state), end])
         return self._result(kind, end, **extra)
 
     def _end(

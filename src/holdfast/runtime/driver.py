@@ -35,6 +35,7 @@ from holdfast.runtime.journal import Journal, hydrate
 from holdfast.runtime.results import BudgetExceeded, Failed, Stopped, Suspended, TurnResult
 from holdfast.runtime.shelter import ended
 from holdfast.runtime.stops import stop_item
+from holdfast.runtime.surface_calls import abandoned
 from holdfast.runtime.transcript import Transcript, load_transcript, message_slots
 from holdfast.stores.port import InboxItem, Lease, SessionStore
 
@@ -152,9 +153,13 @@ class Driver:
                 end.append(
                     facts.StepPut(step=turn.step, turn=turn.turn, status="failed", error=error)
                 )
+            settled = abandoned(self.state)
+            end += settled
+            known = {fact.call_id for fact in settled if isinstance(fact, facts.CallResolved)}
             end += [
                 facts.CallResolved(call_id=call_id, outcome="cancelled")
                 for call_id in self.state.calls
+                if call_id not in known
             ]
             end.append(
                 facts.TurnPut(
@@ -298,6 +303,8 @@ class Driver:
                 "outcome; look at its last step, then resume with force, or stop the session",
                 code="revival_limit",
             )
+        # A process that lacks what it takes refuses here, before it uses up a revival.
+        drive = await self._drive()
         await self.journal.append(
             lambda _: [
                 facts.SessionRevived(
@@ -305,7 +312,6 @@ class Driver:
                 )
             ]
         )
-        drive = await self._drive()
         drive.revived = True
         return await self._driven(drive)
 

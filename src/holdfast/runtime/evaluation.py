@@ -28,7 +28,7 @@ from holdfast.kernels.port import (
 )
 from holdfast.runtime.journal import Journal
 from holdfast.runtime.leaves import NAMES, Leaves, nanoseconds
-from holdfast.runtime.surface_calls import SurfaceCalls
+from holdfast.runtime.surface_calls import SurfaceCalls, abandoned
 
 logger = logging.getLogger("holdfast.runtime")
 
@@ -166,14 +166,15 @@ class Evaluation:
     def _facts(
         self, record: EvalAdded, checkpoint: Checkpoint | None
     ) -> tuple[tuple[Fact, ...], tuple[Slot, ...], Slot | None]:
+        over = (*abandoned(self.journal.state), record)
         if checkpoint is None:
-            return (record,), (), None
+            return over, (), None
         item, chunks = checkpoint_slots(checkpoint)
         known = self.journal.state.vars
         if known is not None and known.id == item.id:
-            return (record,), (), None
+            return over, (), None
         kept = VarsCheckpointed(vars=item, turn=record.turn, eval=record.eval)
-        return (record, kept), tuple(chunks), item
+        return (*over, kept), tuple(chunks), item
 
 
 def _value_slot(result: CellResult | None) -> Slot | None:

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
 from holdfast.core import values
-from holdfast.core.errors import ModelError
+from holdfast.core.errors import HoldfastError, ModelError
 from holdfast.core.facts import LeafCalled
 from holdfast.core.messages import user
 from holdfast.core.payloads import slot
@@ -30,6 +31,7 @@ from holdfast.models.port import Model, ModelReply, ModelRequest
 from holdfast.runtime import governor
 from holdfast.runtime.journal import Journal
 from holdfast.runtime.settings import Settings
+from holdfast.runtime.transcript import estimate_tokens
 
 ERROR_NAME = "CallError"
 
@@ -70,17 +72,34 @@ class Leaves:
     step: int
     eval: int
     recorded: Sequence[tuple[str, LeafCalled]] = ()  # (at, fact) of this eval, in log order
-    _issued: int = 0
     _base: int = 0
+    _taken: set[int] = field(default_factory=set)
+    _bases: dict[tuple[str, str, int], int] = field(default_factory=dict)
     _items: dict[tuple[str, str, int], dict[int, tuple[str, LeafCalled]]] = field(
         default_factory=dict
     )
 
     def __post_init__(self) -> None:
-        self._base = self.journal.state.counters.get("leaf", 0) - len(self.recorded)
-        for at, fact in self.recorded:
+        answered = [(at, fact) for at, fact in self.recorded if fact.status != "unknown"]
+        self._base = self.journal.state.counters.get("leaf_answered", 0) - len(answered)
+        for _, fact in self.recorded:
+            key = (fact.function, fact.digest, fact.occurrence)
+            self._bases[key] = fact.ordinal - fact.item
+            self._taken.update(range(self._bases[key], self._bases[key] + fact.width))
+        for at, fact in answered:
             key = (fact.function, fact.digest, fact.occurrence)
             self._items.setdefault(key, {})[fact.item] = (at, fact)
+
+    def _ordinals_of(self, call: HostCall, width: int) -> int:
+        """Return the first of a call's ordinals: those it had before, or the first ones free."""
+        base = self._bases.get(call.key)
+        if base is None:
+            base = self._base
+            while not self._taken.isdisjoint(range(base, base + width)):
+                base += 1
+            self._bases[call.key] = base
+            self._taken.update(range(base, base + width))
+        return base
 
     async def recorded_calls(self) -> list[RecordedCall]:
         """Return the calls that the log can answer in full, in the order of their last answer."""
@@ -90,7 +109,6 @@ class Leaves:
             last = max(at for at, _ in items.values())
             answer = None
             if len(items) == width:
-                self._issued += width
                 answer = await self._answer(key[0], items, last)
             files = files_of(items[0][1].files) if 0 in items else ()
             calls.append((last, RecordedCall(*key, pure=False, answer=answer, files=files)))
@@ -111,7 +129,7 @@ class Leaves:
                 at,
             )
         known = dict(self._items.get(call.key, {}))
-        base, self._issued = self._base + self._issued, self._issued + len(prompts)
+        base = self._ordinals_of(call, len(prompts))
         try:
             async with asyncio.TaskGroup() as group:
                 tasks = {
@@ -151,6 +169,11 @@ class Leaves:
             if excess is None:
                 try:
                     reply = await self.model.request(request)
+                except asyncio.CancelledError:
+                    # Broken off in flight: what it cost is unknown, and it will be asked again.
+                    with suppress(HoldfastError):
+                        await self._record(call, request, item, width, None, None, None)
+                    raise
                 except ModelError as problem:
                     error = problem
                 except Exception as problem:
@@ -178,6 +201,11 @@ class Leaves:
         elif error is not None:
             failure = {"code": error.code, "message": str(error)}
             cost_usd, usage = governor.spent_on_failure(error.code)
+        elif reply is None:
+            sent = estimate_tokens(prompt) + estimate_tokens(system)
+            most = governor.output_ceiling(self.settings)
+            cost_usd = self.model.ceiling_usd(sent, most)
+            usage = {"input_tokens": sent, "output_tokens": most}
         done = await self.journal.append(
             lambda state: [
                 LeafCalled(
@@ -190,8 +218,9 @@ class Leaves:
                     occurrence=call.ordinal,
                     item=item,
                     width=width,
+                    ordinal=request.ordinal,
                     files=read_before(call) if item == 0 else [],
-                    status="ok" if reply else "error",
+                    status="ok" if reply else "error" if failure else "unknown",
                     request=slot(asked, "request"),
                     reply=slot(reply.message.text, "reply") if reply else None,
                     error=slot(failure, "error") if failure else None,
