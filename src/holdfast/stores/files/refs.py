@@ -38,7 +38,7 @@ class Refs:
         self._guard = threading.Lock()
         self._known: set[str] = set()
         self._rewrites = -1
-        self._erased: frozenset[str] = frozenset()
+        self._erased: set[str] = set()
         self._low = self._high = 0
         self._manifests: deque[Slot] = deque(maxlen=UNOPENED)
 
@@ -56,7 +56,10 @@ class Refs:
                 left -= self._newer()
             if left:
                 items = self._inbox.read().items.values()
-                self._learn(item.content for item in items if item.content is not None)
+                contents = [item.content for item in items if item.content is not None]
+                # An erasure takes contents out of the inbox: what is there came afterwards.
+                self._erased.difference_update(content.id for content in contents)
+                self._learn(contents)
                 left -= self._known
             if left:
                 self._older(left)
@@ -71,6 +74,8 @@ class Refs:
             for item in (slot for event in events for slot in walk(event.data)):
                 if item.inline or item.erased is not None or item.id in self._known:
                     continue
+                if item.id in self._erased:
+                    continue
                 if item.encoding == "manifest":
                     self._manifests.append(item)
                 else:
@@ -82,7 +87,7 @@ class Refs:
             self._known.clear()
             self._manifests.clear()
             self._rewrites = header.rewrites
-            self._erased = frozenset(header.erased)
+            self._erased = set(header.erased)
             self._low = self._high = self._log.tail().end
 
     def _newer(self) -> set[str]:
@@ -101,8 +106,9 @@ class Refs:
                 return
 
     def _learn_line(self, batch: BatchLine) -> None:
-        self._known.update(batch.restores)
+        self._erased.difference_update(batch.restores)
         self._learn(slots_of_line(batch))
+        self._known.update(batch.restores)
 
     def _learn(self, slots: Iterable[Slot]) -> None:
         self._known |= closure(slots, self._read, self._erased, self._known)
@@ -113,13 +119,16 @@ def closure(
 ) -> set[str]:
     """Return the payloads that slots refer to, manifests followed, without those known already.
 
-    A manifest is not rewritten when a part of it is erased, so parts that were erased do not count.
+    What was erased does not count, whatever a slot says: a manifest is not rewritten when a part
+    of it is erased.
     """
     met: set[str] = set()
-    queue = [item for item in slots if item.erased is None]
+    queue = list(slots)
     while queue:
         item = queue.pop()
-        if item.inline or item.id in known or item.id in met:
+        if item.inline or item.erased is not None or item.id in erased:
+            continue
+        if item.id in known or item.id in met:
             continue
         met.add(item.id)
         if item.encoding == "manifest":
@@ -129,7 +138,7 @@ def closure(
             except (Corruption, InvalidRef, InvalidId):
                 # Damaged: what it referred to is out of reach, and verify names it.
                 continue
-            queue.extend(part for part in parts if part.id not in erased)
+            queue.extend(parts)
     return met
 
 

@@ -1,4 +1,4 @@
-"""Rewrites: what replaces a whole log or removes it: erasing a value, importing a copy, deleting.
+"""Rewrites: what replaces a whole log or removes it: erasing a value, deleting a session.
 
 A log is rewritten into a new file that takes the old one's name in one step, with a header that
 counts the rewrites, so that readers in the middle of the old one notice and begin again.
@@ -7,25 +7,21 @@ counts the rewrites, so that readers in the middle of the old one notice and beg
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 
 from holdfast.blobs.disk import TEMPORARY
-from holdfast.core.errors import HoldfastError, OutcomeUnknown, SessionDeleted
-from holdfast.core.events import Event, now
-from holdfast.core.fold import fold
+from holdfast.core.errors import HoldfastError, OutcomeUnknown
+from holdfast.core.events import now
 from holdfast.core.records import canonical
-from holdfast.core.state import empty
 from holdfast.stores import rows
 from holdfast.stores.files import derived
 from holdfast.stores.files.inbox_file import item_line
-from holdfast.stores.files.lines import Header, batches
-from holdfast.stores.files.listing import note_order
+from holdfast.stores.files.lines import Header
 from holdfast.stores.files.session_files import SessionFiles, unknown, write_failed
 from holdfast.stores.files.tip import Tip
-from holdfast.stores.files.writes import new_order, replace_file
-from holdfast.stores.port import ImportOutcome
+from holdfast.stores.files.writes import replace_file
 
 _COPY_BYTES = 1 << 20
 
@@ -43,18 +39,20 @@ def erase(
                 for line in files.log.forward(0, tip.end)
                 if line.batch is not None
             )
+            _remove_leftovers(files)
+            items = files.inbox.read().items.values()
+            asked = any(i.content is not None and i.content.id == payload_id for i in items)
             unknown_here = files.foreign([payload_id]) - files.grants.read()
-            if not places and unknown_here:
+            if not places and not asked and unknown_here:
                 if payload_id in header.erased:
                     return 0
                 raise rows.foreign_error(files.id, payload_id)
             at = now()
             derived.remove(files)
-            _remove_torn(files)
             _erase_in_inbox(files, payload_id)
             files.grants.drop(payload_id)
             erased = {**header.erased, payload_id: (at, rule)}
-            _rewrite(
+            rewrite(
                 files,
                 replace(header, rewrites=header.rewrites + 1, erased=erased),
                 _erased_lines(files, tip, payload_id, at, rule),
@@ -70,55 +68,6 @@ def erase(
             ) from error
     derived.refresh(files, force=True)
     return max(places, 1)
-
-
-def import_log(
-    files: SessionFiles,
-    events: Sequence[Event],
-    payloads: dict[str, bytes],
-    erased: dict[str, tuple[str, str]] | None,
-) -> ImportOutcome:
-    """Store a verified copy of a whole log, or what it adds to the one that is here."""
-    disk, layout = files.place.disk, files.place.layout
-    with files.place.unswept():
-        if disk.stat(layout.tombstone(files.id)) is not None:
-            raise _deleted(files)
-        if not events:
-            return ImportOutcome(files.id, "unchanged", 0)
-        disk.make_directory(files.folder)
-        disk.sync_directory(layout.runs)
-        with files.lock():
-            if disk.stat(layout.tombstone(files.id)) is not None:
-                raise _deleted(files)
-            exists = disk.stat(files.log.path) is not None
-            tip = files.settled_tip() if exists else Tip(empty(files.id))
-            new = rows.forward(files.id, files.events() if exists else [], events)
-            if not new:
-                return ImportOutcome(files.id, "unchanged", 0)
-            lease = files.lease(files.holding())
-            if lease is not None and lease.live:
-                raise rows.held_error(lease)
-            state = fold(tip.state, new)
-            header = files.log.header() if exists else Header(files.id, new_order())
-            marks = dict(header.erased)
-            for item in rows.slots_with_inner(new, payloads, erased):
-                if item.erased is not None:
-                    marks[item.id] = (item.erased.at, item.erased.rule)
-                elif not item.inline:
-                    files.place.blobs.put(state.tenant, item.id, payloads[item.id])
-            header = replace(
-                header,
-                rewrites=header.rewrites + 1,
-                imported=now() if rows.has_open_work(state) else None,
-                erased=marks,
-            )
-            lines = [batch.line() for batch in batches(new)]
-            kept = _kept_lines(files, tip) if exists else iter(())
-            what = f"importing session {files.id!r}"
-            _rewrite(files, header, _chain(kept, lines), what)
-    note_order(files.place, files.id, header.order)
-    derived.refresh(files, force=True)
-    return ImportOutcome(files.id, "forwarded" if exists else "created", len(new))
 
 
 def delete(files: SessionFiles) -> None:
@@ -147,7 +96,8 @@ def remove_folder(files: SessionFiles) -> None:
     disk.sync_directory(files.place.layout.runs)
 
 
-def _rewrite(files: SessionFiles, header: Header, lines: Iterable[bytes], what: str) -> None:
+def rewrite(files: SessionFiles, header: Header, lines: Iterable[bytes], what: str) -> None:
+    """Replace a log by a header and lines; the caller has the lock."""
     disk, path = files.place.disk, files.log.path
     temporary = path.with_name(f"{path.name}.{os.getpid()}-{os.urandom(4).hex()}{TEMPORARY}")
     files.moved(None)
@@ -194,13 +144,6 @@ def _erased_lines(
             yield replace(line.batch, events=events, restores=restores).line()
 
 
-def _kept_lines(files: SessionFiles, tip: Tip) -> Iterator[bytes]:
-    start = len(files.log.header().line())
-    for offset in range(start, tip.end, _COPY_BYTES):
-        length = min(_COPY_BYTES, tip.end - offset)
-        yield files.place.disk.read(files.log.path, offset, length)
-
-
 def _erase_in_inbox(files: SessionFiles, payload_id: str) -> None:
     items = files.inbox.read().items.values()
     if any(item.content is not None and item.content.id == payload_id for item in items):
@@ -209,17 +152,9 @@ def _erase_in_inbox(files: SessionFiles, payload_id: str) -> None:
         replace_file(files, files.inbox.path, data, what)
 
 
-def _remove_torn(files: SessionFiles) -> None:
+def _remove_leftovers(files: SessionFiles) -> None:
     # What an interrupted write left may hold the value too, and nobody can tell from its bytes.
+    replaced = (f"{files.log.path.name}.", f"{files.inbox.path.name}.")
     for name in files.place.disk.names(files.folder):
-        if name.startswith("torn-"):
+        if name.startswith("torn-") or (name.startswith(replaced) and name.endswith(TEMPORARY)):
             files.place.disk.unlink(files.folder / name)
-
-
-def _chain(first: Iterator[bytes], then: Iterable[bytes]) -> Iterator[bytes]:
-    yield from first
-    yield from then
-
-
-def _deleted(files: SessionFiles) -> SessionDeleted:
-    return SessionDeleted(f"session {files.id!r} was deleted here; it stays deleted")

@@ -21,11 +21,11 @@ from holdfast.core.events import Event
 from holdfast.core.facts import Fact, SessionStarted
 from holdfast.core.heads import EdgeDraft, HeadDraft
 from holdfast.core.ids import check_content_id, check_id, check_key
-from holdfast.core.payloads import Slot, check_bytes
+from holdfast.core.payloads import Slot
 from holdfast.core.state import State
 from holdfast.stores import rows
 from holdfast.stores.feed import Feed, HintSubscription, SessionSubscription
-from holdfast.stores.files import driving, rewrites, sweep, writes
+from holdfast.stores.files import copies, driving, rewrites, sweep, writes
 from holdfast.stores.files.layout import Layout
 from holdfast.stores.files.listing import Listing
 from holdfast.stores.files.session_files import Place, SessionFiles
@@ -145,7 +145,6 @@ class FilesSessionStore:
         """Make a payload durable for later appends of this session."""
         if item.data is None:
             raise InvalidInput(f"payload {item.id!r} comes without its bytes")
-        check_bytes(item, item.data)
         await self._write(session_id, lambda files: writes.put_payload(files, item), moves=False)
         return item.bare()
 
@@ -243,22 +242,25 @@ class FilesSessionStore:
 
     def subscribe(self, session_id: str, *, after: int = 0) -> SessionSubscription:
         """Follow one session from a position."""
-        check_id(session_id)
+        self._owner.check_process()
+        self._watch.follow(check_id(session_id))
         return self._feed.subscribe(session_id, after)
 
     def subscribe_all(self) -> HintSubscription:
         """Follow all sessions by hints."""
+        self._owner.check_process()
         self._watch.restart()
         return self._feed.subscribe_all()
 
     def notify(self, item: Transient) -> None:
         """Hand a live-only item to this handle's subscribers."""
+        self._owner.check_process()
         check_id(item.session)
         self._feed.notify(item)
 
     async def delete(self, session_id: str) -> None:
         """Delete a session that nobody drives."""
-        await self._write(session_id, rewrites.delete, moves=False)
+        await self._write(session_id, rewrites.delete)
 
     async def erase(self, session_id: str, payload_id: str, rule: str) -> int:
         """Erase one value from a session."""
@@ -293,7 +295,7 @@ class FilesSessionStore:
     ) -> ImportOutcome:
         """Store a verified copy of a session's log."""
         return await self._write(
-            session_id, lambda files: rewrites.import_log(files, events, payloads, erased)
+            session_id, lambda files: copies.import_log(files, events, payloads, erased)
         )
 
     async def close(self) -> None:

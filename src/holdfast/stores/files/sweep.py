@@ -60,14 +60,15 @@ def _mark_session(files: SessionFiles, marks: Marks) -> None:
         return
     tenant = files.tenant()
     slots = [i.content for i in files.inbox.read().items.values() if i.content is not None]
-    restored: set[str] = set()
+    # An erasure takes contents out of the inbox: what is there came afterwards.
+    restored = {content.id for content in slots if not content.inline}
     for line in files.log.forward(0):
         if line.batch is None:
             raise files.log.damage(line.start)
         slots.extend(slots_of_line(line.batch))
         restored.update(line.batch.restores)
     read = partial(files.place.blobs.get, tenant)
-    found = closure(slots, read, files.log.header().erased) | restored
+    found = closure(slots, read, files.log.header().erased.keys() - restored) | restored
     marks.used[files.id] = {(tenant, payload_id) for payload_id in found}
     marks.sizes[files.id] = sizes
 

@@ -9,6 +9,8 @@ from holdfast.core.errors import HoldfastError, InvalidId
 from holdfast.stores.files.session_files import Place, SessionFiles
 
 _Sizes = tuple[int, int]
+_UNSEEN: _Sizes = (-1, -1)
+_GONE: _Sizes = (-2, -2)
 
 
 class Watch:
@@ -24,6 +26,10 @@ class Watch:
         """Begin to watch: older changes of sessions not looked at yet are no news."""
         self._since = time.time()
 
+    def follow(self, session_id: str) -> None:
+        """Begin to watch a session, so that its removal is news too."""
+        self._seen.setdefault(session_id, _UNSEEN)
+
     def saw(self, files: SessionFiles) -> int:
         """Take note of a change that this handle made itself; return how far the session is."""
         try:
@@ -34,8 +40,11 @@ class Watch:
             return 0
 
     def poll(self, watched: frozenset[str] | None) -> Iterator[tuple[str, int]]:
-        """Yield the sessions that moved, with how far; None watches all."""
-        names = self._place.disk.names(self._place.layout.runs) if watched is None else watched
+        """Yield the sessions that moved or were deleted, with how far; None watches all."""
+        names = watched
+        if names is None:
+            known = [name for name, sizes in list(self._seen.items()) if sizes != _GONE]
+            names = frozenset([*self._place.disk.names(self._place.layout.runs), *known])
         for name in names:
             try:
                 files = self._open(name)
@@ -44,8 +53,12 @@ class Watch:
                     continue
                 self._seen[name] = sizes
                 yield name, files.readable_tip().state.seq
-            except (FileNotFoundError, InvalidId):
-                self._seen.pop(name, None)
+            except FileNotFoundError:
+                if self._seen.get(name) != _GONE:
+                    self._seen[name] = _GONE
+                    yield name, 0
+            except InvalidId:
+                continue
 
     def _sizes(self, files: SessionFiles) -> _Sizes:
         return files.log.size(), files.inbox.size()
