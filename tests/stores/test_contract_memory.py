@@ -1,5 +1,6 @@
 """The memory store keeps the whole contract, and what only a store in one process can promise."""
 
+import asyncio
 import os
 import warnings
 from pathlib import Path
@@ -99,4 +100,5 @@ async def test_a_handle_is_refused_after_fork():
             except BaseException:
                 pass
         os._exit(refused)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 4
+    _, ended = await asyncio.to_thread(os.waitpid, child, 0)
+    assert os.waitstatus_to_exitcode(ended) == 4

@@ -21,7 +21,6 @@ from typing import Any
 import msgspec
 
 from holdfast.blobs.disk import TEMPORARY, Disk
-from holdfast.core.errors import HoldfastError
 from holdfast.core.events import Event
 from holdfast.core.payloads import Slot, from_record
 from holdfast.core.records import Record
@@ -63,7 +62,8 @@ def refresh(files: SessionFiles, *, force: bool = False) -> None:
             # A value was erased meanwhile and may stand in a copy just made.
             remove(files)
             _write(files, files.tip(), 0)
-    except (OSError, HoldfastError):
+    except Exception:
+        # What was to be stored is stored: nothing that goes wrong here may say otherwise.
         files.derived_seq = None
         _log.warning("the derived files of session %s were not written", files.id, exc_info=True)
 
@@ -96,10 +96,8 @@ def _done(files: SessionFiles) -> int:
 def _write(files: SessionFiles, tip: Tip, after: int) -> None:
     while page := files.log.page(after, tip.state.seq + 1, _PAGE_EVENTS, False, _COPIED):
         for event in page:
-            if event.type == "artifact.written":
-                _write_artifact(files, event)
-            else:
-                _write_interaction(files, event)
+            if event.known:
+                _write_copy(files, event)
         after = page[-1].seq
     holding = files.holding()
     info = rows.info_of(
@@ -109,6 +107,17 @@ def _write(files: SessionFiles, tip: Tip, after: int) -> None:
     swap(files.place.disk, files.run_path, _pretty(record))
     files.derived_seq, files.derived_at = tip.state.seq, time.monotonic()
     files.derived_status = tip.state.status
+
+
+def _write_copy(files: SessionFiles, event: Event) -> None:
+    write = _write_artifact if event.type == "artifact.written" else _write_interaction
+    try:
+        write(files, event)
+    except OSError:
+        raise
+    except Exception:
+        # One value that cannot be shown must not keep the others from being shown.
+        _log.warning("event %d of session %s has no copy", event.seq, files.id, exc_info=True)
 
 
 def _write_artifact(files: SessionFiles, event: Event) -> None:
@@ -186,11 +195,10 @@ def _shown(files: SessionFiles, record: Any) -> Any:
     data = item.data if item.inline else files.payload(item.id)
     if data is None:
         return None
-    if item.encoding == "text":
-        return data.decode()
-    if item.encoding == "bytes":
-        return {"base64": base64.b64encode(data).decode()}
-    return json.loads(data)
+    with suppress(ValueError):  # what is not what its encoding says is shown as bytes
+        if item.encoding != "bytes":
+            return data.decode() if item.encoding == "text" else json.loads(data)
+    return {"base64": base64.b64encode(data).decode()}
 
 
 def _pretty(record: Record) -> bytes:

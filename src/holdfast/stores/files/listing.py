@@ -42,11 +42,11 @@ class Listing:
         open_session: Callable[[str], SessionFiles],
     ) -> SessionPage:
         """Return one page of sessions, newest first."""
-        below = rows.read_cursor(cursor)
+        below = _read_cursor(cursor)
         found: list[tuple[int, SessionInfo]] = []
         ordered = sorted(((order, name) for name, order in self._present().items()), reverse=True)
         for order, name in ordered:
-            if order >= below:
+            if (order, name) >= below:
                 continue
             files = open_session(name)
             try:
@@ -59,7 +59,7 @@ class Listing:
                 if len(found) > limit:
                     break
         page = found[:limit]
-        more = rows.write_cursor(page[-1][0]) if len(found) > limit else None
+        more = _write_cursor(*page[-1]) if len(found) > limit else None
         return SessionPage(tuple(info for _, info in page), more)
 
     def _present(self) -> dict[str, int]:
@@ -105,3 +105,15 @@ class Listing:
             return None
         except Corruption:
             return 0
+
+
+def _write_cursor(order: int, info: SessionInfo) -> str:
+    # Two processes may have made sessions in the same microsecond: the id tells them apart.
+    return f"{rows.write_cursor(order)}.{info.id}"
+
+
+def _read_cursor(cursor: str | None) -> tuple[int, str]:
+    if cursor is None:
+        return rows.read_cursor(None), ""
+    place, _, name = cursor.partition(".")
+    return rows.read_cursor(place), name

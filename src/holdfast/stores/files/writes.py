@@ -8,6 +8,7 @@ looks at the file again.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -151,6 +152,8 @@ def put_inbox(files: SessionFiles, draft: InboxDraft) -> InboxItem:
 
 def put_payload(files: SessionFiles, item: Slot) -> None:
     """Make a payload durable, and this session's own."""
+    assert item.data is not None
+    check_bytes(item, item.data)
     with files.place.unswept():
         files.check_present()
         keep(files, files.tenant(), [item])
@@ -245,12 +248,17 @@ def replace_file(files: SessionFiles, path: Path, data: bytes, what: str) -> Non
 
 
 _orders = [0]
+_ordering = threading.Lock()
 
 
 def new_order() -> int:
-    """Return the place in listings of a session that is new here."""
-    _orders[0] = max(_orders[0] + 1, time.time_ns() // 1000)
-    return _orders[0]
+    """Return the place in listings of a session that is new here.
+
+    Another process may choose the same: listings go by place and id.
+    """
+    with _ordering:
+        _orders[0] = max(_orders[0] + 1, time.time_ns() // 1000)
+        return _orders[0]
 
 
 def _check(files: SessionFiles, tip: Tip, request: Request) -> tuple[Batch, tuple[str, ...]]:

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from holdfast.core.errors import HoldfastError
+from holdfast.core.errors import HoldfastError, SessionDeleted
 from holdfast.core.events import Event
 from holdfast.core.facts import SessionStarted
 from holdfast.stores.port import Gap, Hint, InboxDraft, SessionStore, Subscription, Transient
@@ -165,6 +165,15 @@ class LiveContract(ContractPlace):
         await asyncio.sleep(0)
         await store.close()
         assert await asyncio.wait_for(asyncio.gather(*tasks), WAIT) == [[], []]
+
+    async def test_who_follows_a_session_learns_of_its_deletion(self, store: SessionStore) -> None:
+        await store.create_session("s-1", SessionStarted())
+        async with store.subscribe("s-1", after=1) as live, store.subscribe_all():
+            following = asyncio.ensure_future(heard(live, 1))
+            await asyncio.wait([following], timeout=0.2)
+            await store.delete("s-1")
+            with pytest.raises(SessionDeleted, match="s-1"):
+                await following
 
     async def test_following_a_session_that_is_not_there_is_an_error_and_no_silence(
         self, store: SessionStore
