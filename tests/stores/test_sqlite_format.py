@@ -1,6 +1,7 @@
 """The SQLite file: numbered migrations, refusals, and derived rows that may be wrong."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import apsw
@@ -17,6 +18,7 @@ from holdfast.core.errors import (
 from holdfast.core.payloads import slot
 from holdfast.stores import place
 from holdfast.stores.port import InboxDraft
+from holdfast.stores.portable import export_sessions, import_sessions
 from holdfast.stores.sqlite import database
 from holdfast.stores.sqlite.store import SqliteSessionStore
 from holdfast.stores.verify import verify
@@ -254,4 +256,75 @@ async def test_bytes_of_a_deleted_session_are_in_no_file_of_the_store_after_gc(t
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert not any(b"xyzzy" in path.read_bytes() for path in files)
     assert not any(path.name.endswith(".zst") for path in files)
+    await store.close()
+
+
+DAMAGE = {
+    "a flipped inline value": "UPDATE events SET data = replace(data, 'tiny', 'tinx')",
+    "an event that does not decode": "UPDATE events SET data = substr(data, 2) WHERE seq = 3",
+    "an event of another time": "UPDATE events SET at = 'then' WHERE seq = 2",
+    "the first event lost": "DELETE FROM events WHERE seq = 1",
+    "an event in the middle lost": "DELETE FROM events WHERE seq = 3",
+    "the last event lost": "DELETE FROM events WHERE seq = 5",
+    "all events lost": "DELETE FROM events",
+    "a wrong digest in the middle": "UPDATE events SET digest = zeroblob(32) WHERE seq = 3",
+    "a wrong digest at the end": "UPDATE events SET digest = zeroblob(32) WHERE seq = 5",
+    "a digest of the wrong type": "UPDATE events SET digest = 5",
+    "a wrong digest in the session's row": "UPDATE sessions SET digest = zeroblob(32)",
+    "a payload row lost": "DELETE FROM payloads WHERE data IS NOT NULL",
+    "all payload rows lost": "DELETE FROM payloads; DELETE FROM refs",
+    "the refs lost": "DELETE FROM refs",
+    "payload bytes lost": "UPDATE payloads SET data = NULL",
+    "payload bytes flipped": "UPDATE payloads SET data = zeroblob(size) WHERE data IS NOT NULL",
+    "payload bytes where a file is": "UPDATE payloads SET data = zeroblob(size)",
+    "wrong payload sizes": "UPDATE payloads SET size = size + 1",
+}
+
+
+@pytest.mark.parametrize("damage", [*DAMAGE, "files lost"])
+async def test_importing_the_same_log_heals_what_is_damaged(tmp_path, damage):
+    store = await SqliteSessionStore.open(tmp_path)
+    await store.create_session("talk", facts.SessionStarted())
+    lease = await store.acquire("talk")
+    gone = slot("a value that was erased before", "message")
+    contents = [slot(text, "message") for text in ("tiny", "row " * 500, "blob " * 50_000)]
+    new = [
+        facts.MessageAppended(message=number, role="user", content=item)
+        for number, item in enumerate([gone, *contents], 1)
+    ]
+    await store.append(lease, 1, new)
+    await export_sessions(store, ["talk"], tmp_path / "export")
+    await store.erase("talk", gone.id, "rule")
+    await store.close()
+    connection = connect(tmp_path)
+    connection.execute(DAMAGE.get(damage, "SELECT 1"))
+    connection.close()
+    if damage == "files lost":
+        for path in tmp_path.glob("blobs/*/*/*"):
+            path.unlink()
+    store = await SqliteSessionStore.open(tmp_path)
+    assert not (await verify(store, "talk")).ok
+    (done,) = await import_sessions(store, tmp_path / "export")
+    assert done.outcome == "unchanged"
+    report = await verify(store, "talk")
+    assert (report.problems, report.events, report.erased) == ((), 5, 1)
+    assert "erased before" not in str([event.data for event in await store.read_events("talk")])
+    assert (await store.gc(grace_seconds=0)).payloads == 0
+    lease = await store.acquire("talk")
+    state = await store.load_state("talk")
+    more = facts.MessageAppended(message=5, role="user", content=slot("more", "message"))
+    await store.append(lease, state.seq, [more])
+    assert (await verify(store, "talk")).ok
+    await store.close()
+
+
+async def test_a_copy_that_does_not_prove_itself_heals_nothing(tmp_path):
+    await store_of(tmp_path, events=5)
+    store = await SqliteSessionStore.open(tmp_path)
+    events = await store.read_events("talk")
+    connect(tmp_path).execute("DELETE FROM events WHERE seq = 3")
+    forged = [*events[:2], replace(events[2], data=events[3].data), *events[3:]]
+    with pytest.raises(Corruption, match="event 3"):
+        await store.import_log("talk", forged, {})
+    assert not (await verify(store, "talk")).ok
     await store.close()

@@ -12,7 +12,7 @@ from typing import Any
 import apsw
 import msgspec
 
-from holdfast.core.errors import Corruption
+from holdfast.core.errors import Corruption, InvalidInput
 from holdfast.core.events import Event, chain_start, check_digest
 from holdfast.core.fold import apply
 from holdfast.core.state import State, empty
@@ -29,19 +29,24 @@ _decode = msgspec.json.Decoder(dict[str, Any]).decode
 
 def insert(cursor: apsw.Cursor, key: int, events: Iterable[Event]) -> None:
     """Add events to a session's log."""
-    for event in events:
-        cursor.execute(
-            SQL["insert_event"],
-            (
-                key,
-                event.seq,
-                event.type,
-                event.version,
-                event.at,
-                bytes.fromhex(event.digest),
-                data_text(event),
-            ),
-        )
+    cursor.executemany(SQL["insert_event"], [_row(key, event) for event in events])
+
+
+def heal(cursor: apsw.Cursor, key: int, events: Iterable[Event]) -> None:
+    """Put events where a session's log has others or none."""
+    cursor.executemany(SQL["heal_event"], [_row(key, event) for event in events])
+
+
+def _row(key: int, event: Event) -> tuple[Any, ...]:
+    return (
+        key,
+        event.seq,
+        event.type,
+        event.version,
+        event.at,
+        bytes.fromhex(event.digest),
+        data_text(event),
+    )
 
 
 def data_text(event: Event) -> str:
@@ -82,6 +87,24 @@ def _event(session_id: str, stored: Any) -> Event:
             session=session_id,
             seq=seq,
         ) from error
+
+
+def damaged(cursor: apsw.Cursor, row: SessionRow, good: Sequence[Event]) -> list[Event]:
+    """Return those of a log's good events whose rows are missing or do not prove themselves."""
+    bounds = (row.key, 0, len(good) + 1, -1)
+    found: Any = {stored[0]: stored for stored in cursor.execute(SQL["events_forward"], bounds)}
+    wrong = []
+    previous = chain_start(row.id)
+    for event in good:
+        try:
+            stored = _event(row.id, found[event.seq])
+            check_digest(previous, stored)
+            if stored.digest != event.digest:
+                wrong.append(event)
+        except (KeyError, TypeError, Corruption, InvalidInput):
+            wrong.append(event)
+        previous = event.digest
+    return wrong
 
 
 class States:

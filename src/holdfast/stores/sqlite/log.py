@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import apsw
 
@@ -21,6 +21,7 @@ from holdfast.core.heads import EdgeDraft, HeadDraft
 from holdfast.core.ids import check_key
 from holdfast.core.log import Batch, extend
 from holdfast.core.payloads import Erased, Slot, walk
+from holdfast.core.replay import replay
 from holdfast.core.state import State, empty
 from holdfast.stores import rows, snapshots
 from holdfast.stores.port import (
@@ -249,12 +250,13 @@ class Log:
     def import_log(self, copy: Copy, cursor: apsw.Cursor) -> tuple[ImportOutcome, State | None]:
         """Store a copy of a log; the state is None where nothing changed."""
         row = sessions.look_up(cursor, copy.session)
-        stored = [] if row is None else _digests(cursor, row)
+        stored = [] if row is None else _stored(cursor, row, copy)
         new = rows.forward(copy.session, stored, copy.events)
         if row is not None:
             self._heal(cursor, row, copy)
         if not new:
             return ImportOutcome(copy.session, "unchanged", 0), None
+        gone: dict[str, tuple[str, str]] = {}
         if row is None:
             outcome = "created"
             state = fold(empty(copy.session), new)
@@ -262,12 +264,15 @@ class Log:
         else:
             outcome = "forwarded"
             leases.check_free(cursor, row)
+            slots = [item for event in events.read(cursor, row) for item in walk(event.data)]
+            said = {item.id for item in slots if item.erased is None}
+            gone = payloads.gone(cursor, row, said)
+            new = rows.erase_again(new, gone)
             state = fold(self.states.load(cursor, row), new)
             sessions.move(cursor, row.key, state)
-        for item in rows.slots_with_inner(new, copy.payloads, copy.erased):
+        for item in rows.slots_with_inner(new, copy.payloads, copy.erased | gone):
             if item.erased is not None:
-                mark = (row.key, payloads.raw(item.id), item.erased.at, item.erased.rule)
-                cursor.execute(SQL["insert_erasure"], mark)
+                payloads.mark_erased(cursor, row, item)
             elif not item.inline:
                 whole = replace(item, data=copy.payloads[item.id])
                 payloads.keep(cursor, self._blobs, row, [whole], used=True)
@@ -278,13 +283,31 @@ class Log:
         return ImportOutcome(copy.session, outcome, len(new)), state
 
     def _heal(self, cursor: apsw.Cursor, row: SessionRow, copy: Copy) -> None:
-        known = [event for event in copy.events if event.seq <= row.seq]
+        """Make good what is damaged here of the part that both logs have."""
+        known = copy.events[: row.seq]
+        whole = len(known) == row.seq
+        wrong = events.damaged(cursor, row, known)
+        if wrong or (whole and row.digest != bytes.fromhex(known[-1].digest)):
+            state = replay(empty(copy.session), known)  # what heals must prove itself
+            good = rows.erase_again(wrong, payloads.gone(cursor, row, set()))
+            events.heal(cursor, row.key, good)
+            for item in (item for event in good for item in walk(event.data)):
+                if item.erased is not None:
+                    payloads.mark_erased(cursor, row, item)
+            if whole:
+                sessions.move(cursor, row.key, state)
         for item in rows.slots_with_inner(known, copy.payloads, copy.erased):
             if item.erased is None and not item.inline:
-                whole = replace(item, data=copy.payloads[item.id])
-                payloads.heal(cursor, row, whole)
+                given = replace(item, data=copy.payloads[item.id])
+                payloads.heal(cursor, self._blobs, row, given)
 
 
-def _digests(cursor: apsw.Cursor, row: SessionRow) -> list[Event]:
-    found = cursor.execute(SQL["event_digests"], (row.key,)).fetchall()
-    return [Event(row.id, seq, "", 0, "", {}, digest.hex()) for seq, digest in found]  # type: ignore
+def _stored(cursor: apsw.Cursor, row: SessionRow, copy: Copy) -> list[Event]:
+    """Return the stored log as far as comparing goes; a lost event counts as the copy's."""
+    rowed: Any = cursor.execute(SQL["event_digests"], (row.key,)).fetchall()
+    found = {seq: digest for seq, digest in rowed if isinstance(digest, bytes)}
+    theirs = {event.seq: bytes.fromhex(event.digest) for event in copy.events}
+    if row.digest == theirs.get(row.seq):
+        found[row.seq] = row.digest
+    digests = [found.get(seq, theirs.get(seq, b"")) for seq in range(1, row.seq + 1)]
+    return [Event(row.id, seq, "", 0, "", {}, d.hex()) for seq, d in enumerate(digests, 1)]

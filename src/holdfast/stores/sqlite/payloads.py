@@ -75,14 +75,18 @@ def keep(
         cursor.execute(SQL["use_ref" if used else "stage_ref"], (key, row.key))
 
 
-def heal(cursor: apsw.Cursor, row: SessionRow, item: Slot) -> None:
-    """Put good bytes where a payload row that this session refers to has others."""
+def heal(cursor: apsw.Cursor, blobs: BlobStore, row: SessionRow, item: Slot) -> None:
+    """Make good what a session refers to: its bytes, its row and the ref; erased stays erased."""
     found = find(cursor, row, item.id)
-    if found is None or found.in_file or found.used is None:
+    if (found is None or found.used is None) and _erasure(cursor, row, item.id) is not None:
         return
-    data = cursor.execute(SQL["payload_data"], (found.key,)).get
-    if data != item.data:
-        cursor.execute(SQL["heal_payload"], (item.size, item.data, found.key))
+    data = None if item.size > ROW_PAYLOAD_BYTES else item.data
+    if found is not None:
+        stored: Any = cursor.execute(SQL["payload_data"], (found.key,)).fetchone()
+        if (found.size, stored[0]) != (item.size, data):
+            cursor.execute(SQL["heal_payload"], (item.size, data, found.key))
+    if found is None or not found.used:
+        keep(cursor, blobs, row, [item], used=True)
 
 
 def prove(
@@ -125,6 +129,21 @@ def _check_not_erased(cursor: apsw.Cursor, row: SessionRow, payload_id: str) -> 
 
 def _erasure(cursor: apsw.Cursor, row: SessionRow, payload_id: str) -> Any:
     return cursor.execute(SQL["get_erasure"], (row.key, raw(payload_id))).fetchone()
+
+
+def gone(cursor: apsw.Cursor, row: SessionRow, said: set[str]) -> dict[str, tuple[str, str]]:
+    """Return what was erased from a session, but for what was said or put again since."""
+    found: Any = cursor.execute(SQL["list_erasures"], (row.key,)).fetchall()
+    marks = {named(digest): (at, rule) for digest, at, rule in found}
+    here = {key: find(cursor, row, key) for key in marks.keys() - said}
+    return {key: marks[key] for key, item in here.items() if item is None or item.used is None}
+
+
+def mark_erased(cursor: apsw.Cursor, row: SessionRow, item: Slot) -> None:
+    """Note an erasure that a log brings along."""
+    if item.erased is not None:
+        mark = (row.key, raw(item.id), item.erased.at, item.erased.rule)
+        cursor.execute(SQL["insert_erasure"], mark)
 
 
 def readable(cursor: apsw.Cursor, row: SessionRow, payload_id: str) -> Found:

@@ -111,7 +111,13 @@ ORDER BY seq DESC LIMIT ?
 SELECT digest FROM events WHERE session = ? AND seq = ?
 
 -- name: event_digests
-SELECT seq, digest FROM events WHERE session = ? ORDER BY seq
+SELECT seq, digest FROM events WHERE session = ?
+
+-- name: heal_event
+INSERT INTO events (session, seq, type, version, at, digest, data) VALUES (?, ?, ?, ?, ?, ?, ?)
+ON CONFLICT (session, seq) DO UPDATE SET
+  type = excluded.type, version = excluded.version, at = excluded.at, digest = excluded.digest,
+  data = excluded.data
 
 -- name: rewrite_event
 UPDATE events SET data = ? WHERE session = ? AND seq = ?
