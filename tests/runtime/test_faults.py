@@ -152,18 +152,27 @@ async def test_a_cell_that_ends_its_worker_is_told_to_the_model_and_keeps_the_na
     assert evals[2] == "final"
 
 
-def kill_workers() -> int:
-    """Kill every child process of this one, as an out-of-memory killer might."""
-    killed = 0
+def live_children() -> list[int]:
+    """Return the child processes of this one that have not ended."""
+    found = []
     for place in Path("/proc").glob("[0-9]*/stat"):
         try:
-            fields = place.read_text().rpartition(")")[2].split()
+            state, parent, *_ = place.read_text().rpartition(")")[2].split()
         except OSError:
             continue
-        if int(fields[1]) == os.getpid():
-            os.kill(int(place.parent.name), signal.SIGKILL)
-            killed += 1
-    return killed
+        if int(parent) == os.getpid() and state != "Z":
+            found.append(int(place.parent.name))
+    return found
+
+
+def kill_workers() -> int:
+    """Kill every child process of this one, as an out-of-memory killer might, and see them end."""
+    killed = live_children()
+    for process in killed:
+        os.kill(process, signal.SIGKILL)
+    while set(killed) & set(live_children()):
+        os.sched_yield()
+    return len(killed)
 
 
 async def test_a_worker_killed_in_mid_cell_costs_the_cell_and_nothing_else(lab: Lab) -> None:
