@@ -59,6 +59,8 @@ class Unconfined(OSError):
 class Policy:
     """What a worker keeps: the paths it may read, its descriptors and its ceilings.
 
+    What lies at `hidden_paths` is not readable although it lies below a path that is.
+
     The ceilings hold for the life of the process: `cpu_seconds` is a last resort behind the host's
     own count per cell. Dying with the parent means dying with the thread of it that started this
     process: only a host whose threads come and go turns it off.
@@ -68,6 +70,7 @@ class Policy:
         self,
         *,
         read_paths: tuple[str, ...] = (),
+        hidden_paths: tuple[str, ...] = (),
         memory_bytes: int = 1 << 30,
         cpu_seconds: int | None = None,
         threads: int = 64,
@@ -77,6 +80,7 @@ class Policy:
         die_with_parent: bool = True,
     ) -> None:
         self.read_paths = read_paths
+        self.hidden_paths = hidden_paths
         self.memory_bytes = memory_bytes
         self.cpu_seconds = cpu_seconds
         self.threads = threads
@@ -243,8 +247,28 @@ def _rules(
         for path in (os.fsdecode(executable.value), *_PROGRAM_LOADERS):
             ruleset.allow(path, landlock.READ_FILE | landlock.EXECUTE)
     for path in policy.read_paths:
-        ruleset.allow(path, landlock.READ)
+        for visible, access in grants(path, policy.hidden_paths):
+            ruleset.allow(visible, access)
     return ruleset
+
+
+def grants(path: str, hidden: tuple[str, ...]) -> list[tuple[str, int]]:
+    """List what may be read at and below a path when some of it is hidden.
+
+    Landlock grants whole trees and takes nothing back: where a hidden path lies inside, each of
+    the other entries is granted by itself, as they are now. The names in it can still be listed.
+    """
+    inside = [h for h in hidden if (h + "/").startswith(path.rstrip("/") + "/")]
+    if not inside:
+        return [(path, landlock.READ)]
+    if path in inside:
+        return []
+    found = [(path, landlock.READ_DIR)]
+    with os.scandir(path) as entries:
+        for entry in entries:
+            if not entry.is_symlink():  # its target may lie anywhere
+                found += grants(entry.path, hidden)
+    return found
 
 
 def _interpreter_paths() -> list[tuple[str, int]]:

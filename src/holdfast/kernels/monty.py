@@ -27,7 +27,7 @@ from holdfast.core.errors import (
     NotRestorable,
 )
 from holdfast.core.payloads import Slot
-from holdfast.kernels import confinement, monty_heap, vars
+from holdfast.kernels import confinement, landlock, monty_heap, vars
 from holdfast.kernels import manifest as cpython_manifest
 from holdfast.kernels.journal import Diverged, Journal
 from holdfast.kernels.monty_cell import Cell, Limited, cell_error
@@ -196,7 +196,7 @@ class MontySession:
                 limits,
                 started_at_ns,
                 self._functions,
-                _directories(self._settings.read_roots),
+                _directories(self._settings),
                 self._settings.final,
             )
             try:
@@ -353,7 +353,7 @@ class MontySession:
         await self._discard()
         mounts = [
             pydantic_monty.MountDir(host_path=root, virtual_path=root, mode="read-only")
-            for root in _directories(self._settings.read_roots)
+            for root in _directories(self._settings)
         ]
         session = await self._kernel.checkout(
             limits={
@@ -475,9 +475,15 @@ def _host_function(name: str) -> Any:
     return stub
 
 
-def _directories(roots: tuple[str, ...]) -> tuple[str, ...]:
+def _directories(settings: KernelSettings) -> tuple[str, ...]:
     """Return the roots that Monty can mount: directories, none inside another."""
-    real = sorted({os.path.realpath(root) for root in roots if os.path.isdir(root)})
+    visible = (
+        path
+        for root in settings.read_roots
+        for path, access in confinement.grants(os.path.realpath(root), settings.hidden)
+        if access == landlock.READ
+    )
+    real = sorted({path for path in visible if os.path.isdir(path)})
     return tuple(
         root
         for root in real

@@ -78,6 +78,7 @@ class KernelSettings:
 
     functions: tuple[HostFunction, ...] = ()
     read_roots: tuple[str, ...] = ()
+    hidden: tuple[str, ...] = ()  # what stays unreadable although it lies below a read root
     limits: KernelLimits = field(default_factory=KernelLimits)
     seed: int = 0
     depth: int = 0

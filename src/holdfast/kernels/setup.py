@@ -21,6 +21,7 @@ async def open_worker(worker: Worker, settings: KernelSettings, *, confined: boo
     limits = settings.limits
     policy = {
         "read_paths": settings.read_roots,
+        "hidden_paths": settings.hidden,
         "memory_bytes": limits.memory_bytes,
         "threads": limits.processes,
         "open_files": limits.open_files,

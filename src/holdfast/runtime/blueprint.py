@@ -7,6 +7,7 @@ driver that lacks what the stamps name refuses instead of guessing.
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from holdfast.runtime.agent import Agent
 from holdfast.runtime.brokers import work_surface
 from holdfast.runtime.journal import hydrate
 from holdfast.runtime.settings import Settings
+from holdfast.stores.choose import STORE_FOLDER
 from holdfast.stores.port import SessionStore
 
 
@@ -50,15 +52,30 @@ class Blueprint:
         return manifest(record, "settings"), [text]
 
 
+def hidden_paths(store: SessionStore, work_area: str) -> tuple[str, ...]:
+    """Return what no session may read or write though it lies in its work area: the stores."""
+    kind, _, place = store.flags.url.partition(":")
+    places = {os.path.realpath(os.path.join(work_area, STORE_FOLDER))}
+    if kind != "memory" and place:
+        places.add(os.path.realpath(place))
+    return tuple(sorted(filter(os.path.exists, places)))
+
+
 def draft(
-    settings: Settings, agent: Agent, *, kernel_card: str, capability: Capability | None, seed: int
+    settings: Settings,
+    agent: Agent,
+    *,
+    kernel_card: str,
+    capability: Capability | None,
+    seed: int,
+    store: SessionStore,
 ) -> Blueprint:
     """Return the blueprint of a new session."""
     area = str(Path(settings.work_area or ".").resolve())
     settings = replace(settings, work_area=area)
     allowed = tuple(f"{item.module}.{f.name}" for item in agent.surfaces for f in item.functions)
     gates = capability or profile(settings.profile, area, allowed)  # type: ignore[arg-type]
-    admitted = offered(agent, gates, area)
+    admitted = offered(agent, gates, area, store)
     text = prompt.compose(
         kernel_card=kernel_card,
         model_calls=gates.model_calls,
@@ -94,17 +111,21 @@ async def load(store: SessionStore, session_id: str) -> tuple[SessionStarted, Bl
     )
 
 
-def offered(agent: Agent, capability: Capability, work_area: str) -> tuple[Surface, ...]:
+def offered(
+    agent: Agent, capability: Capability, work_area: str, store: SessionStore
+) -> tuple[Surface, ...]:
     """Return what code may call: the agent's surfaces and the brokers of open gates."""
     return (
         *surface_module.admit(agent.surfaces, capability),
-        *work_surface(capability, work_area),
+        *work_surface(capability, work_area, hidden_paths(store, work_area)),
     )
 
 
-def match_surfaces(session_id: str, blueprint: Blueprint, agent: Agent) -> tuple[Surface, ...]:
+def match_surfaces(
+    store: SessionStore, session_id: str, blueprint: Blueprint, agent: Agent
+) -> tuple[Surface, ...]:
     """Return the agent's surfaces that a session was started with; refuse where they differ."""
-    admitted = offered(agent, blueprint.capability, blueprint.settings.work_area)
+    admitted = offered(agent, blueprint.capability, blueprint.settings.work_area, store)
     have = {item.id: item.stamp() for item in admitted}
     for stamp in blueprint.stamps:
         if have.get(stamp["id"]) != stamp:

@@ -8,6 +8,7 @@ its effect class, each checked against its gate at the moment it is made.
 from __future__ import annotations
 
 import os
+import secrets
 import signal
 import subprocess
 import urllib.error
@@ -27,9 +28,11 @@ OUTPUT_BYTES = 1 << 20
 FETCH_BYTES = 16 << 20
 
 
-def work_surface(capability: Capability, work_area: str) -> tuple[Surface, ...]:
+def work_surface(
+    capability: Capability, work_area: str, hidden: tuple[str, ...] = ()
+) -> tuple[Surface, ...]:
     """Return the surface of the gates that are open; none if all are closed."""
-    broker = Broker(capability, Path(work_area))
+    broker = Broker(capability, Path(work_area), hidden)
     functions: list[SurfaceFunction] = []
     if capability.write_roots:
         functions += [
@@ -87,9 +90,12 @@ def work_surface(capability: Capability, work_area: str) -> tuple[Surface, ...]:
 class Broker:
     """The functions of the module `work`."""
 
-    def __init__(self, capability: Capability, work_area: Path) -> None:
+    def __init__(
+        self, capability: Capability, work_area: Path, hidden: tuple[str, ...] = ()
+    ) -> None:
         self._capability = capability
         self._area = work_area
+        self._hidden = tuple(Path(place) for place in hidden)
 
     def write_text(self, path: str, text: str) -> int:
         """Write a text file."""
@@ -99,7 +105,7 @@ class Broker:
         """Write a file: a new one beside it takes its place, so that it is never half written."""
         target = self._writable(path)
         target.parent.mkdir(parents=True, exist_ok=True)
-        part = target.with_name(f".{target.name}.{os.getpid()}.part")
+        part = target.with_name(f".{target.name}.{secrets.token_hex(4)}.part")
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
         with open(os.open(part, flags, 0o644), "wb") as out:
             out.write(data)
@@ -173,6 +179,8 @@ class Broker:
         wish = self._area / path
         target = Path(os.path.realpath(wish.parent)) / wish.name
         self._capability.require("write_roots", str(target))
+        if any(target.is_relative_to(place) for place in self._hidden):
+            raise CapabilityDenied(f"{path!r} lies in a store of sessions", gate="write_roots")
         if wish.name in ("", ".", "..") or target.is_symlink() or target.is_dir():
             raise CapabilityDenied(f"{path!r} is a folder or a link, no file", gate="write_roots")
         return target

@@ -366,7 +366,7 @@ class Driver:
             raise AgentMissing(f"agent {self.state.agent!r} is not registered here")
         session_id = self.lease.session
         _, blueprint = await blueprints.load(self._store, session_id)
-        surfaces = blueprints.match_surfaces(session_id, blueprint, self._agent)
+        surfaces = blueprints.match_surfaces(self._store, session_id, blueprint, self._agent)
         capability = blueprint.capability
         choice = await self._kernels.choose(blueprint.settings.kernel, capability)
         functions = host_functions(surfaces)
@@ -376,6 +376,7 @@ class Driver:
             KernelSettings(
                 functions=functions,
                 read_roots=capability.read_roots,
+                hidden=blueprints.hidden_paths(self._store, blueprint.settings.work_area),
                 limits=_limits(capability),
                 seed=blueprint.seed,
             ),

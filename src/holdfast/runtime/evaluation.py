@@ -26,11 +26,14 @@ from holdfast.kernels.port import (
     KernelSession,
     RecordedCall,
 )
+from holdfast.runtime.brokers import MODULE
 from holdfast.runtime.journal import Journal
 from holdfast.runtime.leaves import NAMES, Leaves, nanoseconds
 from holdfast.runtime.surface_calls import SurfaceCalls, abandoned
 
 logger = logging.getLogger("holdfast.runtime")
+
+WORK = f"{MODULE}."
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +120,9 @@ class Evaluation:
                 recorded_files=[item for call in recorded for item in call.files],
             )
             output = observe_cell(result, index, total)
+            if any(call.function.startswith(WORK) for call in result.calls):
+                # A worker reads what was there when it started: the next cell gets a new one.
+                await self.kernel.park()
         except KernelError as error:
             logger.warning("cell %d of session %s: %s", number, self.journal.session, error.code)
             output = observe_death(str(error), index, total)

@@ -163,7 +163,12 @@ class Runtime(Reads):
         session_id = new_session_id() if session_id is None else check_id(session_id)
         seed = int.from_bytes(values.encode(session_id)[1][-6:], "big")
         plan = blueprints.draft(
-            merged, found, kernel_card=kernel.card, capability=capability, seed=seed
+            merged,
+            found,
+            kernel_card=kernel.card,
+            capability=capability,
+            seed=seed,
+            store=self.store,
         )
         item, payloads = plan.slots()
         started = SessionStarted(
