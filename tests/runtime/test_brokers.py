@@ -1,6 +1,8 @@
 """A trusted session acts on the world through recorded calls, each checked against its gate."""
 
+import asyncio
 import http.server
+import os
 import threading
 
 import pytest
@@ -59,15 +61,32 @@ def test_nothing_is_written_outside_the_roots(tmp_path, path: str) -> None:
     assert (outside / "file").read_text() == "kept"
 
 
-def test_only_named_programs_run_and_a_slow_one_is_ended(tmp_path) -> None:
-    broker = Broker(Capability(shell_commands=("echo", "sleep")), tmp_path)
-    assert broker.run(["echo", "a b"])["stdout"] == "a b\n"
+async def test_only_named_programs_run_and_a_slow_one_is_ended(tmp_path) -> None:
+    broker = Broker(Capability(shell_commands=("echo", "sh", "head")), tmp_path)
+    assert (await broker.run(["echo", "a b"]))["stdout"] == "a b\n"
     with pytest.raises(CapabilityDenied, match="shell_commands"):
-        broker.run(["sh", "-c", "echo x"])
+        await broker.run(["cat", "x"])
     with pytest.raises(TimeoutError):
-        broker.run(["sleep", "60"], timeout=1)
+        await broker.run(["sh", "-c", "sleep 60"], timeout=1)
     with pytest.raises(TypeError):
-        broker.run("echo x")
+        await broker.run("echo x")
+    long = await broker.run(["head", "-c", "3000000", "/dev/zero"])
+    assert len(long["stdout"]) < 1_100_000
+    assert "of 3000000 bytes left out" in long["stdout"]
+
+
+async def test_breaking_a_call_off_ends_the_program_and_what_it_started(tmp_path) -> None:
+    broker = Broker(Capability(shell_commands=("sh",)), tmp_path)
+    os.mkfifo(tmp_path / "pipe")
+    # Both the shell and what it starts hold the pipe open: its end proves the end of both.
+    code = "exec 3> pipe; echo ready >&3; sleep 300 & wait"
+    task = asyncio.ensure_future(broker.run(["sh", "-c", code]))
+    with await asyncio.to_thread(open, tmp_path / "pipe") as pipe:
+        assert await asyncio.to_thread(pipe.readline) == "ready\n"
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert await asyncio.to_thread(pipe.read) == ""
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):

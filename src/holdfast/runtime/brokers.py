@@ -7,13 +7,14 @@ its effect class, each checked against its gate at the moment it is made.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import secrets
 import signal
-import subprocess
 import urllib.error
 import urllib.parse
 import urllib.request
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -118,28 +119,35 @@ class Broker:
         """Remove a file."""
         self._writable(path).unlink()
 
-    def run(self, command: list[str], timeout: int = 60) -> dict[str, Any]:
+    async def run(self, command: list[str], timeout: int = 60) -> dict[str, Any]:
         """Run a program without a shell, in its own process group, with bounded output."""
         if not isinstance(command, list) or not command or not all(map(_is_text, command)):
             raise TypeError("run() takes a list of strings: the program and its arguments")
         self._capability.require("shell_commands", command[0])
-        environment = {"PATH": os.defpath, "HOME": str(self._area), "LANG": "C.UTF-8"}
-        process = subprocess.Popen(
-            command,
+        process = await asyncio.create_subprocess_exec(
+            *command,
             cwd=self._area,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            env={"PATH": os.defpath, "HOME": str(self._area), "LANG": "C.UTF-8"},
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
             start_new_session=True,
         )
+        assert process.stdout is not None
+        assert process.stderr is not None
         try:
-            out, err = process.communicate(timeout=min(max(int(timeout), 1), SHELL_SECONDS))
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.communicate()
+            async with asyncio.timeout(min(max(int(timeout), 1), SHELL_SECONDS)):
+                out, err = await asyncio.gather(_bounded(process.stdout), _bounded(process.stderr))
+                code = await process.wait()
+        except TimeoutError:
             raise TimeoutError(f"{command[0]} did not end within {timeout} seconds") from None
-        return {"code": process.returncode, "stdout": _bounded(out), "stderr": _bounded(err)}
+        finally:
+            # Broken off or timed out: what it started must not outlive the call.
+            if process.returncode is None:
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                await process.wait()
+        return {"code": code, "stdout": out, "stderr": err}
 
     def fetch(self, url: str, headers: dict[str, str] | None = None) -> dict[str, Any]:
         """GET a URL."""
@@ -203,7 +211,12 @@ def _is_text(value: object) -> bool:
     return isinstance(value, str)
 
 
-def _bounded(data: bytes) -> str:
-    text = data[:OUTPUT_BYTES].decode(errors="replace")
-    left = len(data) - OUTPUT_BYTES
-    return text if left <= 0 else f"{text}\n[{left} of {len(data)} bytes left out]"
+async def _bounded(stream: asyncio.StreamReader) -> str:
+    """Read a stream to its end and keep its beginning, with what was left out counted."""
+    kept, size = bytearray(), 0
+    while part := await stream.read(1 << 16):
+        size += len(part)
+        kept += part[: OUTPUT_BYTES - len(kept)]
+    text = kept.decode(errors="replace")
+    left = size - len(kept)
+    return text if not left else f"{text}\n[{left} of {size} bytes left out]"
