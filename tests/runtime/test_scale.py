@@ -5,6 +5,7 @@ Asserted on structure: events, store verbs and bytes per turn, and the memory of
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections import Counter
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 import holdfast
 from holdfast.models.port import ModelRequest
 from holdfast.models.scripted import ScriptedModel
+from holdfast.stores.memory import MemorySessionStore
 from holdfast.stores.port import Appended, SessionStore
 
 from .children import workload
@@ -137,3 +139,19 @@ async def test_a_big_input_is_stored_once_and_costs_later_turns_nothing(
         assert result.value == [9, "needle"]
     assert resident_bytes() - before < 6 * size
     await store.close()
+
+
+async def test_sessions_that_wait_for_their_models_keep_their_workers() -> None:
+    """A worker started anew for every cell would cost more than the cell."""
+    together, size = asyncio.Barrier(12), 12
+
+    async def answer(request: ModelRequest) -> str:
+        await together.wait()  # everyone is between two cells now
+        return cell("import os\nseen = os.getpid()") if request.ordinal == 0 else cell(last)
+
+    last = "FINAL(seen == os.getpid())"
+    model = ScriptedModel(answer)
+    async with await holdfast.open(MemorySessionStore(), model=model, kernel="cpython") as runtime:
+        sessions = [await runtime.start() for _ in range(size)]
+        results = await asyncio.gather(*(session.send("x") for session in sessions))
+    assert [getattr(result, "value", result) for result in results] == [True] * size

@@ -89,13 +89,15 @@ class Kernels:
 
         missing = confinement.available().missing
         if not (missing and self._allow_unconfined):
-            return Choice(engine, CpythonKernel(), cards.CPYTHON)
+            kernel = CpythonKernel(max_workers=WORKERS, max_idle=WORKERS)
+            return Choice(engine, kernel, cards.CPYTHON)
         _log.warning(
             "kernel 'cpython' runs model-written code unconfined, with the rights of this process, "
             "as was explicitly allowed; missing: %s",
             "; ".join(missing),
         )
-        return Choice(engine, CpythonKernel(confined=False), cards.CPYTHON_UNCONFINED)
+        kernel = CpythonKernel(confined=False, max_workers=WORKERS, max_idle=WORKERS)
+        return Choice(engine, kernel, cards.CPYTHON_UNCONFINED)
 
     def _require(self, choice: Choice, wanted: str) -> None:
         # The switch stands for "language", which every profile asks for at least.
