@@ -271,6 +271,8 @@ DAMAGE = {
     "a wrong digest at the end": "UPDATE events SET digest = zeroblob(32) WHERE seq = 5",
     "a digest of the wrong type": "UPDATE events SET digest = 5",
     "a wrong digest in the session's row": "UPDATE sessions SET digest = zeroblob(32)",
+    "a session's row of another tenant": "UPDATE sessions SET tenant = 'other', kind = 'child'",
+    "a session's row with other sums": "UPDATE sessions SET usd = '9', status = 'stopped'",
     "a payload row lost": "DELETE FROM payloads WHERE data IS NOT NULL",
     "all payload rows lost": "DELETE FROM payloads; DELETE FROM refs",
     "the refs lost": "DELETE FROM refs",

@@ -253,7 +253,7 @@ class Log:
         stored = [] if row is None else _stored(cursor, row, copy)
         new = rows.forward(copy.session, stored, copy.events)
         if row is not None:
-            self._heal(cursor, row, copy)
+            row = self._heal(cursor, row, copy)
         if not new:
             return ImportOutcome(copy.session, "unchanged", 0), None
         gone: dict[str, tuple[str, str]] = {}
@@ -282,7 +282,7 @@ class Log:
         self.states.remember(state)
         return ImportOutcome(copy.session, outcome, len(new)), state
 
-    def _heal(self, cursor: apsw.Cursor, row: SessionRow, copy: Copy) -> None:
+    def _heal(self, cursor: apsw.Cursor, row: SessionRow, copy: Copy) -> SessionRow:
         """Make good what is damaged here of the part that both logs have."""
         known = copy.events[: row.seq]
         whole = len(known) == row.seq
@@ -294,12 +294,15 @@ class Log:
             for item in (item for event in good for item in walk(event.data)):
                 if item.erased is not None:
                     payloads.mark_erased(cursor, row, item)
-            if whole:
-                sessions.move(cursor, row.key, state)
+        elif whole:
+            state = self.states.load(cursor, row)
+        if whole:
+            row = sessions.heal(cursor, row, state)
         for item in rows.slots_with_inner(known, copy.payloads, copy.erased):
             if item.erased is None and not item.inline:
                 given = replace(item, data=copy.payloads[item.id])
                 payloads.heal(cursor, self._blobs, row, given)
+        return row
 
 
 def _stored(cursor: apsw.Cursor, row: SessionRow, copy: Copy) -> list[Event]:

@@ -52,6 +52,12 @@ INSERT INTO sessions (
   seq, digest, status, updated_at, turns, last_turn, head, usd, tokens, unknown_usd
 ) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) RETURNING key
 
+-- name: heal_session
+UPDATE sessions SET
+  tenant = ?, tenant_key = ?, kind = ?, agent = ?, parent = ?, origin = ?, labels = ?,
+  started_at = ?
+WHERE key = ?
+
 -- name: move_session
 UPDATE sessions SET
   seq = ?, digest = ?, status = ?, updated_at = ?, turns = ?, last_turn = ?, head = ?, usd = ?,

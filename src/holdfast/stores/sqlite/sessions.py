@@ -59,23 +59,34 @@ def look_up(cursor: apsw.Cursor, session_id: str) -> SessionRow | None:
 
 def insert(cursor: apsw.Cursor, state: State) -> SessionRow:
     """Add the row of a new session."""
+    fixed = _fixed(cursor, state)
+    key = cursor.execute(SQL["insert_session"], (state.session, *fixed, *_moving(state))).get
+    digest = bytes.fromhex(state.digest)
+    return SessionRow(
+        key, state.session, state.tenant, fixed[1], state.seq, digest, None, 0, imported=0
+    )
+
+
+def heal(cursor: apsw.Cursor, row: SessionRow, state: State) -> SessionRow:
+    """Make a session's row say what its log says."""
+    fixed = _fixed(cursor, state)
+    cursor.execute(SQL["heal_session"], (*fixed, row.key))
+    move(cursor, row.key, state)
+    digest = bytes.fromhex(state.digest)
+    return row._replace(tenant=state.tenant, tenant_key=fixed[1], digest=digest)
+
+
+def _fixed(cursor: apsw.Cursor, state: State) -> tuple[Any, ...]:
     cursor.execute(SQL["insert_tenant"], (state.tenant,))
-    tenant = cursor.execute(SQL["tenant_key"], (state.tenant,)).get
-    fixed = (
-        state.session,
+    return (
         state.tenant,
-        tenant,
+        cursor.execute(SQL["tenant_key"], (state.tenant,)).get,
         state.kind,
         state.agent,
         None if state.parent is None else state.parent.get("session"),
         None if state.origin is None else state.origin.get("session"),
         msgspec.json.encode(state.labels).decode(),
         state.started_at,
-    )
-    key = cursor.execute(SQL["insert_session"], fixed + _moving(state)).get
-    digest = bytes.fromhex(state.digest)
-    return SessionRow(
-        key, state.session, state.tenant, tenant, state.seq, digest, None, 0, imported=0
     )
 
 
