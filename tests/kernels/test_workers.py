@@ -7,14 +7,19 @@ import os
 import random
 import signal
 import struct
+import threading
+import time
+import tracemalloc
 
 import msgspec
 import pytest
 
+from holdfast.core import values
 from holdfast.core.errors import KernelDied, KernelError, KernelProtocolError
+from holdfast.kernels import cpython as kernel_module
 from holdfast.kernels import frames
 from holdfast.kernels.cpython import CpythonKernel, CpythonSession
-from holdfast.kernels.port import HostFunction, KernelLimits, KernelSettings
+from holdfast.kernels.port import Encoded, HostFunction, KernelLimits, KernelSettings
 from holdfast.testing.kernel_driver import KernelDriver
 
 SETTINGS = KernelSettings(
@@ -25,6 +30,7 @@ CHANNEL = (
     "import gc, os\nfd = next(o.descriptor for o in gc.get_objects()"
     " if type(o).__name__ == 'Channel')\n"
 )
+SEND = "send = lm._bridge.channel.send\n"
 
 
 def _pid(driver: KernelDriver) -> int:
@@ -87,6 +93,13 @@ FORGED = {
     "os.write(fd, b'\\x01' + len(d).to_bytes(4, 'big') + d)",
     "a function that is not offered": "c = type(lm)\nc(lm._bridge, 'shell', '', '')('rm')",
     "garbage": CHANNEL + "os.write(fd, os.urandom(4000))",
+    "a second end": SEND + "send({'kind': 'ended'})\nsend({'kind': 'ended'})",
+    "a second answer": SEND
+    + "v = {'encoding': 'json', 'data': b'1'}\nfor _ in 'ab': send({'kind': 'final', 'value': v})",
+    "an answer that does not decode": SEND
+    + "send({'kind': 'final', 'value': {'encoding': 'json', 'data': b'{nonsense'}})",
+    "an answer under a false tag": SEND
+    + "send({'kind': 'final', 'value': {'encoding': 'json', 'data': b'{\"$set\":1}'}})",
 }
 
 
@@ -151,6 +164,39 @@ async def test_a_flood_of_calls_is_cut(cpython: CpythonKernel) -> None:
     with pytest.raises(KernelProtocolError, match="more calls open than threads"):
         await driver.run(code)
     assert await driver.value("1 + 1") == 2
+
+
+async def test_saying_that_the_cell_is_over_does_not_lift_its_limits(
+    cpython: CpythonKernel,
+) -> None:
+    limits = KernelLimits(cpu_seconds=0.5, wall_seconds=30)
+    driver = await KernelDriver.open(cpython, KernelSettings(SETTINGS.functions))
+    began = time.monotonic()
+    result = await driver.run(SEND + "send({'kind': 'ended'})\nwhile True: pass", limits=limits)
+    assert (result.status, result.limit) == ("limit", "cpu")
+    assert time.monotonic() - began < 25
+    assert await driver.value("1 + 1") == 2
+
+
+@pytest.mark.parametrize(
+    "over",
+    ["{'kind': 'final', 'value': {'encoding': 'json', 'data': b'1'}}", "{'kind': 'ended'}"],
+)
+async def test_no_call_reaches_the_host_once_the_cell_is_over(
+    cpython: CpythonKernel, over: str
+) -> None:
+    asked: list[str] = []
+    driver = await KernelDriver.open(cpython, SETTINGS, lm=lambda x: asked.append(x) or x)
+    call = (
+        "{'kind': 'call', 'id': 99, 'function': 'lm', 'arguments':"
+        " b'{\"args\":[\"late\"],\"kwargs\":{}}', 'files': [], 'threads': 1}"
+    )
+    result = await driver.run(f"{SEND}send({over})\nsend({call})")
+    assert result.status in ("final", "ok")
+    assert asked == []
+    with pytest.raises(KernelProtocolError, match="after its cell was over"):
+        await driver.run(f"{SEND}send({over})\nfor _ in range(1000): send({call})")
+    assert asked == []
 
 
 async def test_closing_ends_a_cell_that_waits(cpython: CpythonKernel) -> None:
@@ -224,3 +270,155 @@ async def test_sessions_go_on_after_the_process_that_workers_come_from_was_kille
             continue
     else:
         pytest.fail("the session did not come back")
+
+
+FLOOD = SEND + (
+    "import threading\nquiet = threading.Event()\ndef flood():\n    quiet.wait(0.3)\n"
+    "    call = {'kind': 'call', 'id': 9, 'function': 'lm', 'files': [], 'threads': 1,\n"
+    "        'arguments': b'{\"args\":[\"' + b'a' * 100_000 + b'\"],\"kwargs\":{}}'}\n"
+    "    while True: send(call)\n"
+    "threading.Thread(target=flood, daemon=True).start()"
+)
+
+
+async def test_a_worker_that_talks_between_cells_is_ended(cpython: CpythonKernel) -> None:
+    asked: list[str] = []
+    driver = await KernelDriver.open(cpython, SETTINGS, lm=lambda x: asked.append(x) or x)
+    await driver.run("x = 1")
+    await driver.run(FLOOD)
+    session = driver.session
+    assert isinstance(session, CpythonSession)
+    worker = session.worker
+    assert worker is not None
+    for _ in range(500):
+        if worker.lost is not None:
+            break
+        await asyncio.sleep(0.01)
+    assert isinstance(worker.lost, KernelProtocolError)
+    assert await driver.value("x") == 1
+    assert asked == []
+
+
+async def test_what_is_said_after_the_end_of_a_cell_does_not_reach_the_next(
+    cpython: CpythonKernel,
+) -> None:
+    driver = await KernelDriver.open(cpython, SETTINGS, lm=lambda x: x)
+    # In one write, so that the host reads both at once.
+    code = (
+        "channel = lm._bridge.channel\nput = channel._put\nlast = bytes([164]) + b'done'\n"
+        "extra = b'\\x00\\x00\\x00\\x00\\x0c\\x81\\xa4kind\\xa5bound'\n"
+        "channel._put = lambda data: put(data + extra if last in data[:40] else data)"
+    )
+    assert (await driver.run(code)).status == "ok"
+    assert await driver.value("1 + 1") == 2
+
+
+DEAF_BETWEEN_CELLS = "import threading\nlm._bridge.command = threading.Event().wait"
+
+
+async def test_a_warm_worker_that_does_not_answer_is_given_up(
+    cpython: CpythonKernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernel_module, "_SETUP_SECONDS", 2.0)
+    driver = await KernelDriver.open(cpython, SETTINGS)
+    await driver.run("x = 1")
+    async with asyncio.timeout(30):
+        await driver.run(DEAF_BETWEEN_CELLS)
+        await driver.session.set_variable("y", Encoded("json", b"2"))
+        assert await driver.value("x + y") == 3
+        await driver.run(DEAF_BETWEEN_CELLS)
+        with pytest.raises(KernelDied, match="did not answer within 2 seconds"):
+            await driver.session.checkpoint()
+        assert await driver.value("x + y") == 3
+
+
+def _array(count: int, item: bytes) -> bytes:
+    return b"\xdd" + count.to_bytes(4, "big") + item * count
+
+
+def test_small_messages_do_not_become_big_in_memory() -> None:
+    def feed(fields: dict[str, bytes]) -> None:
+        body = b"\xdf" + len(fields).to_bytes(4, "big")
+        for name, value in fields.items():
+            body += msgspec.msgpack.encode(name) + value
+        frames.FrameReader().feed(b"\x00" + struct.pack(">I", len(body)) + body)
+
+    kind, many = msgspec.msgpack.encode, _array(3_000_000, b"\x92\xa1a\xa0")
+    bombs = [
+        {"kind": kind("loaded"), "lost": many},
+        {"kind": kind("loaded"), "lost": b"\xdd\xff\xff\xff\xff"},
+        {
+            "kind": kind("call"),
+            "id": b"\x01",
+            "function": kind("f"),
+            "arguments": kind(b""),
+            "files": many,
+            "threads": b"\x01",
+        },
+    ]
+    for bomb in bombs:
+        with pytest.raises(KernelProtocolError):
+            feed(bomb)
+    tracemalloc.start()
+    feed({"kind": kind("opened"), "confinement": b"\x81\xa1a" + many})
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 8 * len(many)
+
+
+async def test_a_namespace_of_too_many_pieces_is_refused(cpython: CpythonKernel) -> None:
+    driver = await KernelDriver.open(cpython, SETTINGS)
+    code = (
+        "import gc\n"
+        "space = next(o for o in gc.get_objects() if type(o).__name__ == 'Namespace')\n"
+        "dump = space.dump\ndef forged():\n    out = dump()\n"
+        "    out['variables'] = [dict(out['variables'][0], name=f'v{i}',\n"
+        "        pieces=[['', 0, b'']] * 1000) for i in range(300)]\n    return out\n"
+        "space.dump = forged"
+    )
+    with pytest.raises(KernelProtocolError, match="pieces"):
+        await driver.run("x = 1\n" + code)
+
+
+COLLIDING = "{(2**61 - 1) * i: 1 for i in range(1, 15_001)}"
+
+
+@pytest.mark.parametrize(
+    "argument",
+    ["'a' * (33 << 20)", f"[{COLLIDING}]", "[[]] * 2_500_000", "set(range(10_001, 30_000))"],
+)
+async def test_a_call_that_carries_too_much_is_an_error_in_the_cell(
+    cpython: CpythonKernel, argument: str
+) -> None:
+    asked: list[object] = []
+    settings = KernelSettings(SETTINGS.functions)
+    driver = await KernelDriver.open(cpython, settings, lm=lambda x: asked.append(x))
+    code = f"x = {argument}\n" + (
+        "try:\n    lm(x)\nexcept ValueError as error:\n    caught = str(error)\ndel x\ncaught"
+    )
+    assert "lm: " in await driver.value(code)
+    # The host does not rely on the worker's own check.
+    evade = "import sys\nsys.modules[type(lm._bridge).__module__].excess = lambda *data: ''\n"
+    assert "lm: " in await driver.value(evade + code) or argument.startswith("'a'")
+    final = await driver.run(f"FINAL({argument})")
+    assert final.error is not None
+    assert final.error.type == "TypeError"
+    assert asked == []
+
+
+async def test_big_arguments_are_decoded_beside_the_event_loop(cpython: CpythonKernel) -> None:
+    loops: list[bool] = []
+    decode = values.decode
+
+    def watched(encoding: str, data: bytes) -> object:
+        if len(data) > 100_000:
+            loops.append(threading.current_thread() is threading.main_thread())
+        return decode(encoding, data)
+
+    driver = await KernelDriver.open(cpython, SETTINGS, lm=len)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(values, "decode", watched)
+        code = "out = [lm('a' * 200_000), lm([1] * 90_000)]\nFINAL('b' * 300_000)"
+        assert (await driver.run(code)).status == "final"
+    assert loops == [False, False, False]
+    assert await driver.value("out") == [200_000, 90_000]

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,6 +49,7 @@ from holdfast.kernels.port import (
 )
 from holdfast.kernels.results import Run
 from holdfast.kernels.watch import Watch
+from holdfast.kernels.worker import bounds
 from holdfast.kernels.workers import Lost, Worker
 
 OUTPUT_FIT = 12_000
@@ -55,6 +57,8 @@ VALUE_FIT = 4_000
 STALL_SECONDS = 2.0
 CHEAP_NS = 5_000_000_000
 _SETUP_SECONDS = 60.0
+HELD_BYTES = 4 * bounds.MAX_BYTES
+_FIXED = "the answer is fixed"
 _NOTHING = Excerpt("", "", 0)
 
 
@@ -209,7 +213,7 @@ class CpythonSession:
         run = self._run = Run(journal, self._watch(worker, limits))
         worker.limit(self.settings.limits.memory_bytes)
         worker.handler = lambda frame: self._handle(worker, run, frame)
-        worker.send(command)
+        worker.ask(command)
         journal.on_failure = lambda error: worker.push(_Problem(error))
         stall = None
         if journal.expecting:
@@ -217,7 +221,10 @@ class CpythonSession:
         done: frames.DoneFrame | None = None
         try:
             while done is None:
-                done = self._take(worker, run, await worker.next_frame())
+                frame = await worker.next_frame()
+                if isinstance(frame, frames.FinalFrame):
+                    await _check_final(frame.value)
+                done = self._take(worker, run, frame)
             journal.check_files(results.file_reads(done.files))
             journal.check_end()
             return self._result(run, done)
@@ -238,6 +245,9 @@ class CpythonSession:
         finally:
             run.watch.stop()
             worker.handler = None
+            worker.settle()
+            for task in run.decoding:
+                task.cancel()
             self._run = None
             self._chunks.forget()
             if stall is not None:
@@ -253,6 +263,8 @@ class CpythonSession:
 
     def _handle(self, worker: Worker, run: Run, frame: frames.Frame) -> bool:
         """Do at once what need not wait for the task that evaluates: calls, above all."""
+        if isinstance(frame, frames.FinalFrame | frames.EndedFrame):
+            run.over = True
         if not isinstance(frame, frames.CallFrame | frames.ChunkFrame):
             return False
         try:
@@ -267,18 +279,12 @@ class CpythonSession:
             case frames.ChunkFrame():
                 self._chunks.receive(frame)
             case frames.CallFrame():
-                if run.journal.open > self.settings.limits.processes + 1:
-                    raise KernelProtocolError("the worker has more calls open than threads")
-                call = self._call(run, frame)
-                run.journal.threads = frame.threads
-                number = frame.id
-                run.watch.pause()
-                run.journal.ask(call, lambda answer: self._answered(worker, run, number, answer))
-                self._pool.notify()
+                self._take_call(worker, run, frame)
             case frames.FinalFrame() if run.final is None:
                 run.final = Encoded(frame.value.encoding, frame.value.data)
                 run.watch.unwind()
-            case frames.EndedFrame():
+            case frames.EndedFrame() if not run.ended:
+                run.ended = True
                 run.watch.ended()
             case frames.DoneFrame():
                 return frame
@@ -291,18 +297,59 @@ class CpythonSession:
                 raise KernelProtocolError(f"the worker sent a {name} while its cell was running")
         return None
 
-    def _call(self, run: Run, frame: frames.CallFrame) -> HostCall:
-        functions = self.settings.functions
-        if not any(function.path == frame.function for function in functions):
+    def _take_call(self, worker: Worker, run: Run, frame: frames.CallFrame) -> None:
+        if run.journal.open + len(run.decoding) > self.settings.limits.processes + 1:
+            raise KernelProtocolError("the worker has more calls open than threads")
+        if not any(function.path == frame.function for function in self.settings.functions):
             raise KernelProtocolError(f"the worker called {frame.function!r}, which is not offered")
+        run.held += len(frame.arguments)
+        if run.over:
+            # One thread may have been about to call when another one called FINAL: no lie yet.
+            run.refused += 1
+            if run.refused > self.settings.limits.processes + 1:
+                raise KernelProtocolError("the worker went on calling after its cell was over")
+            self._refuse(worker, run, frame, "CallError", _FIXED)
+        elif len(frame.arguments) <= bounds.SMALL_BYTES:
+            self._ask(worker, run, frame, _arguments(frame))
+        elif run.held > HELD_BYTES:
+            reason = f"the calls under way hold {run.held} bytes; make fewer at once"
+            self._refuse(worker, run, frame, "ValueError", f"{frame.function}: {reason}")
+        else:
+            run.watch.pause()
+            task = asyncio.ensure_future(self._ask_large(worker, run, frame))
+            run.decoding.add(task)
+            task.add_done_callback(run.decoding.discard)
+
+    async def _ask_large(self, worker: Worker, run: Run, frame: frames.CallFrame) -> None:
+        """Decode big arguments beside the event loop, then ask."""
         try:
-            arguments = values.decode("json", frame.arguments)
-            args, kwargs = arguments["args"], arguments["kwargs"]
-            shaped = type(args) is list and type(kwargs) is dict and len(arguments) == 2
-        except (Corruption, KeyError, TypeError):
-            shaped = False
-        if not shaped:
-            raise KernelProtocolError(f"the arguments of {frame.function!r} do not decode")
+            excess = await asyncio.to_thread(bounds.excess, "json", frame.arguments)
+            if excess:
+                self._refuse(worker, run, frame, "ValueError", f"{frame.function}: {excess}")
+                return
+            arguments = await asyncio.to_thread(_arguments, frame)
+            if run.over:
+                self._refuse(worker, run, frame, "CallError", _FIXED)
+            else:
+                self._ask(worker, run, frame, arguments)
+        except (KernelProtocolError, Diverged) as error:
+            worker.push(_Problem(error))
+
+    def _refuse(
+        self, worker: Worker, run: Run, frame: frames.CallFrame, error: str, message: str
+    ) -> None:
+        self._answered(worker, run, frame, HostAnswer.failed(error, message, 0))
+
+    def _ask(
+        self, worker: Worker, run: Run, frame: frames.CallFrame, arguments: dict[str, Any]
+    ) -> None:
+        call = self._call(run, frame, arguments)
+        run.journal.threads = frame.threads
+        run.watch.pause()
+        run.journal.ask(call, lambda answer: self._answered(worker, run, frame, answer))
+        self._pool.notify()
+
+    def _call(self, run: Run, frame: frames.CallFrame, arguments: dict[str, Any]) -> HostCall:
         files = results.file_reads(frame.files)
         run.journal.check_files(files)
         run.files.extend(files)
@@ -314,18 +361,21 @@ class CpythonSession:
             digest,
             ordinal,
             frame.function in self._pure,
-            tuple(args),
-            kwargs,
+            tuple(arguments["args"]),
+            arguments["kwargs"],
             files,
         )
 
-    def _answered(self, worker: Worker, run: Run, number: int, answer: HostAnswer) -> None:
-        if not run.journal.open and run.final is None:
+    def _answered(
+        self, worker: Worker, run: Run, frame: frames.CallFrame, answer: HostAnswer
+    ) -> None:
+        run.held -= len(frame.arguments)
+        if not run.journal.open and not run.over:
             run.watch.resume()
         value = answer.value
         worker.send(
             {
-                "id": number,
+                "id": frame.id,
                 "encoding": "json" if value is None else value.encoding,
                 "data": b"null" if value is None else value.data,
                 "error": answer.error,
@@ -344,7 +394,7 @@ class CpythonSession:
             if not journal.stuck or spent - before > 5_000_000:
                 before, since = spent, now
             stalled = journal.open >= journal.threads or now - since > STALL_SECONDS
-            if journal.stuck and stalled and not journal.skip():
+            if journal.stuck and stalled and not run.decoding and not journal.skip():
                 text = "the cell waits for calls that it made when it first ran and not now"
                 worker.push(_Problem(Diverged(text)))
 
@@ -377,7 +427,7 @@ class CpythonSession:
         self._pool.forget(self)
         worker = await self._pool.acquire(self, self.settings.depth)
         try:
-            async with asyncio.timeout(_SETUP_SECONDS):
+            async with _in_time():
                 await setup.open_worker(worker, self.settings, confined=self._kernel.confined)
                 if self.manifest is not None:
                     await self._load(worker, self.manifest)
@@ -397,7 +447,7 @@ class CpythonSession:
 
     async def _load(self, worker: Worker, manifest: Mapping[str, Any]) -> None:
         random = await self._chunk(payloads.from_record(manifest["random"]))
-        worker.send(setup.load_command(manifest, random))
+        worker.ask(setup.load_command(manifest, random))
         for slot in manifests.slots(manifest):
             if slot.data is None:
                 worker.send_raw(frames.chunk_frame(await self._chunk(slot)))
@@ -420,12 +470,18 @@ class CpythonSession:
         """Bind an input; it is part of the next checkpoint."""
         async with self._using:
             self._inputs[name] = value
-            if self.worker is not None and self.worker.lost is None:
+            worker = self.worker
+            if worker is not None and worker.lost is None:
                 self._pool.busy(self)
                 try:
-                    await setup.bind(self.worker, name, value)
-                except Lost:
-                    self._pool.forget(self)
+                    async with _in_time():
+                        await setup.bind(worker, name, value)
+                except (Lost, KernelError):
+                    # The next worker gets it with the other inputs.
+                    self._drop(worker)
+                except BaseException:
+                    self._drop(worker)
+                    raise
                 finally:
                     self._pool.idle(self)
 
@@ -435,8 +491,9 @@ class CpythonSession:
             worker = await self._ready()
             try:
                 worker.limit(self.settings.limits.memory_bytes)
-                worker.send({"id": 0, "do": "checkpoint"})
-                frame = await setup.reply(worker, frames.CheckpointFrame, self._chunks)
+                worker.ask({"id": 0, "do": "checkpoint"})
+                async with _in_time():
+                    frame = await setup.reply(worker, frames.CheckpointFrame, self._chunks)
                 return self._keep(frame.checkpoint)
             except Lost as lost:
                 self._pool.forget(self)
@@ -490,3 +547,48 @@ class CpythonSession:
             self._pool.reclaim(self)
         self.manifest = None
         self._inputs.clear()
+
+
+@asynccontextmanager
+async def _in_time() -> AsyncIterator[None]:
+    """Bound the time that a worker takes to do something outside of a cell."""
+    try:
+        async with asyncio.timeout(_SETUP_SECONDS) as limit:
+            yield
+    except TimeoutError:
+        if not limit.expired():
+            raise
+        raise KernelDied(
+            f"the worker did not answer within {_SETUP_SECONDS:g} seconds; the namespace is as at "
+            "its last checkpoint: try again"
+        ) from None
+
+
+def _arguments(frame: frames.CallFrame) -> dict[str, Any]:
+    try:
+        arguments = values.decode("json", frame.arguments)
+    except Corruption:
+        arguments = None
+    if (
+        type(arguments) is not dict
+        or arguments.keys() != {"args", "kwargs"}
+        or type(arguments["args"]) is not list
+        or type(arguments["kwargs"]) is not dict
+        or not all(type(name) is str for name in arguments["kwargs"])
+    ):
+        raise KernelProtocolError(f"the arguments of {frame.function!r} do not decode")
+    return arguments
+
+
+async def _check_final(part: frames.EncodedPart) -> None:
+    """Raise KernelProtocolError unless an answer can be read: it is about to be stored."""
+    try:
+        if len(part.data) <= bounds.SMALL_BYTES:
+            values.decode(part.encoding, part.data)
+            return
+        excess = await asyncio.to_thread(bounds.excess, part.encoding, part.data)
+        if excess:
+            raise KernelProtocolError(f"the worker sent an answer beyond its bounds: {excess}")
+        await asyncio.to_thread(values.decode, part.encoding, part.data)
+    except Corruption as error:
+        raise KernelProtocolError(f"the worker sent an answer that is none: {error}") from error

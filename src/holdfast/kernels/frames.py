@@ -27,6 +27,10 @@ _Excerpt = tuple[_Text, _Text, _Count]
 # A chunk by id and size, or its bytes with an empty id. (A union of bytes with a bound and a tuple
 # would say it better; msgspec 0.22 crashes on one.)
 Piece = tuple[str, _Count, bytes]
+# Every list has a bound: a few bytes of a message can become a hundred in memory.
+_MANY = msgspec.Meta(max_length=100_000)
+_Reads = Annotated[list[tuple[_Text, _Text]], _MANY]
+MAX_PIECES = 1 << 18
 
 
 class _Frame(msgspec.Struct, tag_field="kind", forbid_unknown_fields=True, frozen=True):
@@ -56,14 +60,18 @@ class VariablePart(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     type: _Text
     size: _Count
     preview: _Text
-    pieces: list[Piece]
-    marked: list[tuple[_Text, _Text]]
+    # A list of Piece, decoded by `pieces`.
+    pieces: msgspec.Raw
+    marked: Annotated[list[tuple[_Text, _Text]], msgspec.Meta(max_length=5)]
     whole: bool
 
 
 class CheckpointPart(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    slots: list[tuple[Annotated[int, msgspec.Meta(ge=0, le=239)], bool, Piece]]
-    variables: list[VariablePart]
+    slots: Annotated[
+        list[tuple[Annotated[int, msgspec.Meta(ge=0, le=239)], bool, Piece]],
+        msgspec.Meta(max_length=240),
+    ]
+    variables: Annotated[list[VariablePart], _MANY]
     cells: _Count
     drawn: _Count
     random: bytes
@@ -75,7 +83,7 @@ class CallFrame(_Frame, tag="call", frozen=True):
     id: _Count
     function: _Name
     arguments: bytes
-    files: list[tuple[_Text, _Text]]
+    files: _Reads
     threads: _Count
 
 
@@ -97,21 +105,27 @@ class DoneFrame(_Frame, tag="done", frozen=True):
     error: ErrorPart | None
     stdout: _Excerpt
     stderr: _Excerpt
-    files: list[tuple[_Text, _Text]]
-    repaired: list[_Name]
+    files: _Reads
+    repaired: Annotated[list[_Name], msgspec.Meta(max_length=10_000)]
     checkpoint: CheckpointPart | None
 
 
 class OpenedFrame(_Frame, tag="opened", frozen=True):
     """The worker is confined and offers the session's names."""
 
-    confinement: dict[str, Any] | None
+    confinement: Annotated[dict[str, msgspec.Raw], msgspec.Meta(max_length=32)] | None
+
+    @property
+    def level(self) -> str:
+        """Return how the worker says that it is confined."""
+        level = (self.confinement or {}).get("level")
+        return "none" if level is None else _decode(_level_decoder, bytes(level))
 
 
 class LoadedFrame(_Frame, tag="loaded", frozen=True):
     """The namespace is filled; `lost` names what could not be made again."""
 
-    lost: list[tuple[_Name, _Text]]
+    lost: Annotated[list[tuple[_Name, _Text]], _MANY]
 
 
 class BoundFrame(_Frame, tag="bound", frozen=True):
@@ -151,6 +165,10 @@ Message = (
 Frame = Message | ChunkFrame
 
 _decoder = msgspec.msgpack.Decoder(Message)
+_level_decoder = msgspec.msgpack.Decoder(Literal["os", "none"])
+_pieces_decoder = msgspec.msgpack.Decoder(
+    Annotated[list[Piece], msgspec.Meta(max_length=MAX_PIECES)]
+)
 
 
 class FrameReader:
@@ -187,10 +205,20 @@ class FrameReader:
         return frames
 
 
+def pieces(part: VariablePart) -> list[Piece]:
+    """Return the pieces of a variable; the caller bounds how many there are in all."""
+    found: list[Piece] = _decode(_pieces_decoder, bytes(part.pieces))
+    return found
+
+
 def _message(body: bytes) -> Message:
+    message: Message = _decode(_decoder, body)
+    return message
+
+
+def _decode(decoder: msgspec.msgpack.Decoder[Any], body: bytes) -> Any:
     try:
-        message: Message = _decoder.decode(body)
-        return message
+        return decoder.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OverflowError) as error:
         raise KernelProtocolError(
             f"the worker sent a message outside the protocol ({error}); the worker was stopped"

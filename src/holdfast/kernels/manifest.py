@@ -30,6 +30,7 @@ class Chunks:
         self.stored: dict[str, int] = {}
         self._named: dict[str, int] = {}
         self._sent: dict[str, bytes] = {}
+        self._pieces = 0
 
     def receive(self, frame: frames.ChunkFrame) -> None:
         """Take a chunk that the worker sent, once its digest is proven."""
@@ -41,6 +42,7 @@ class Chunks:
         """Return the checkpoint that a worker described."""
         used: dict[str, bytes] = {}
         self._named = {}
+        self._pieces = 0
         record = {
             "engine": ENGINE,
             "format": FORMAT,
@@ -75,10 +77,19 @@ class Chunks:
             "type": part.type,
             "size": part.size,
             "preview": part.preview,
-            "chunks": [self._piece(piece, used) for piece in part.pieces],
+            "chunks": [self._piece(piece, used) for piece in self._counted(part)],
             "marked": [list(mark) for mark in part.marked],
             "whole": part.whole,
         }
+
+    def _counted(self, part: frames.VariablePart) -> list[frames.Piece]:
+        pieces = frames.pieces(part)
+        self._pieces += len(pieces)
+        if self._pieces > frames.MAX_PIECES:
+            raise KernelProtocolError(
+                f"the worker described a namespace of more than {frames.MAX_PIECES} pieces"
+            )
+        return pieces
 
     def _piece(self, piece: frames.Piece, used: dict[str, bytes]) -> dict[str, Any]:
         identifier, size, inline = piece

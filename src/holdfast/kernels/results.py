@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -33,6 +34,13 @@ class Run:
     journal: Journal
     watch: Watch
     final: Encoded | None = None
+    # The cell has called FINAL or says that it has ended: no call is made for it any more.
+    over: bool = False
+    ended: bool = False
+    refused: int = 0
+    # Calls whose arguments are being decoded, and the bytes of all those that are open.
+    decoding: set[asyncio.Task[None]] = field(default_factory=set)
+    held: int = 0
     files: list[FileRead] = field(default_factory=list)
 
 

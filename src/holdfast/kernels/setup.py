@@ -27,7 +27,7 @@ async def open_worker(worker: Worker, settings: KernelSettings, *, confined: boo
         "open_files": limits.open_files,
         "parent_pid": worker.parent,
     }
-    worker.send(
+    worker.ask(
         {
             "id": 0,
             "do": "open",
@@ -39,9 +39,8 @@ async def open_worker(worker: Worker, settings: KernelSettings, *, confined: boo
         }
     )
     opened = await reply(worker, frames.OpenedFrame)
-    level = (opened.confinement or {}).get("level", "none")
-    if confined and level != "os":
-        raise ConfinementMissing(f"the worker says that its confinement is {level!r}")
+    if confined and opened.level != "os":
+        raise ConfinementMissing(f"the worker says that its confinement is {opened.level!r}")
 
 
 def load_command(manifest: Mapping[str, Any], random: bytes) -> dict[str, Any]:
@@ -59,7 +58,7 @@ def load_command(manifest: Mapping[str, Any], random: bytes) -> dict[str, Any]:
 async def bind(worker: Worker, name: str, value: Encoded) -> None:
     """Bind an input in a worker."""
     parts = {"name": name, "encoding": value.encoding, "data": value.data}
-    worker.send({"id": 0, "do": "bind", **parts})
+    worker.ask({"id": 0, "do": "bind", **parts})
     await reply(worker, frames.BoundFrame)
 
 
@@ -68,6 +67,7 @@ async def reply(worker: Worker, expected: type[Expected], chunks: Chunks | None 
     while True:
         frame = await worker.next_frame()
         if isinstance(frame, expected):
+            worker.settle()
             return frame
         if isinstance(frame, frames.ChunkFrame) and chunks is not None:
             chunks.receive(frame)

@@ -17,6 +17,7 @@ from holdfast.kernels.workers import Worker
 GRACE_SECONDS = 1.0
 UNWIND_SECONDS = 1.0
 CHECKPOINT_SECONDS = 120.0
+CHECKPOINT_BYTES_PER_SECOND = 64 << 20
 
 
 class Watch:
@@ -63,8 +64,24 @@ class Watch:
         self._set(UNWIND_SECONDS, lambda: self._trip("unwind"))
 
     def ended(self) -> None:
-        """The cell is over and its checkpoint is being made."""
-        self._set(CHECKPOINT_SECONDS, self._kill)
+        """Give the checkpoint its time: the cell says that its own code is over.
+
+        That may be a lie, so it is as much as the worker's memory makes plausible and no more.
+        """
+        seconds = 2.0 + self._worker.resident_bytes() / CHECKPOINT_BYTES_PER_SECOND
+        cpu_seconds = max(self._limits.cpu_seconds, self.cpu_ns / 1e9 + seconds)
+        until = self._loop.time() + min(CHECKPOINT_SECONDS, 10 * seconds)
+        self._check_checkpoint(cpu_seconds, until)
+
+    def _check_checkpoint(self, cpu_seconds: float, until: float) -> None:
+        cpu_left = cpu_seconds - self.cpu_ns / 1e9
+        wall_left = until - self._loop.time()
+        if cpu_left <= 0 or wall_left <= 0:
+            self.tripped = self.tripped or ("cpu" if cpu_left <= 0 else "wall")
+            self._kill()
+        else:
+            left = max(min(cpu_left, wall_left), 0.02)
+            self._set(left, lambda: self._check_checkpoint(cpu_seconds, until))
 
     def stop(self) -> None:
         """Stop watching."""

@@ -29,6 +29,9 @@ _START = Path(__file__).parent / "worker" / "start.py"
 _FLAGS = ("-s", "-S", "-P", "-X", "utf8")
 # A constant seed: sets and dicts of text iterate alike in every worker, so re-runs do, too.
 _ENVIRONMENT = {"PYTHONHASHSEED": "0"}
+# Frames that may wait to be taken before the worker is no longer listened to.
+MOST_WAITING = 8
+_UNASKED = "the worker sent something that nobody asked for; the worker was stopped"
 
 
 class Lost(Exception):
@@ -137,6 +140,8 @@ class Worker(asyncio.Protocol):
         self.lost: KernelError | None = None
         # Takes a frame right where it is read, and says whether it did.
         self.handler: Callable[[Frame], bool] | None = None
+        # Whether it was asked for something. Between cells it has nothing to say.
+        self._asked = False
         self._nursery = nursery
         self._reader = frames.FrameReader()
         self._frames: deque[Frame] = deque()
@@ -150,11 +155,15 @@ class Worker(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         try:
+            if not self._asked:
+                raise KernelProtocolError(_UNASKED)
             for frame in self._reader.feed(data):
                 if self.handler is None or not self.handler(frame):
                     self._frames.append(frame)
         except KernelProtocolError as error:
             self.kill(error)
+        if len(self._frames) > MOST_WAITING and self._transport is not None:
+            self._transport.pause_reading()
         self._wake()
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -178,11 +187,25 @@ class Worker(asyncio.Protocol):
                 raise Lost(self.lost)
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
+        if self._transport is not None:
+            self._transport.resume_reading()
         return self._frames.popleft()
 
     def limit(self, chunk_bytes: int) -> None:
         """Bound what the worker may send as chunks before they are taken away."""
         self._reader.limit(chunk_bytes)
+
+    def ask(self, command: dict[str, Any]) -> None:
+        """Send a command, and listen to what is said about it."""
+        self._asked = True
+        self.send(command)
+
+    def settle(self) -> None:
+        """Listen no more: the command is done, and whatever else was said was not asked for."""
+        self._asked = False
+        if any(isinstance(frame, Frame) for frame in self._frames):
+            self.kill(KernelProtocolError(_UNASKED))
+        self._frames.clear()
 
     def send(self, command: dict[str, Any]) -> None:
         """Send a command or an answer; nothing happens if the worker is gone."""

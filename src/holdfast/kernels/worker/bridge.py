@@ -10,6 +10,7 @@ from __future__ import annotations
 import _thread
 import builtins
 
+from holdfast.kernels.worker.bounds import excess
 from holdfast.kernels.worker.pins import Pins
 from holdfast.kernels.worker.wire import Channel
 
@@ -60,6 +61,11 @@ class Bridge:
         self._reading = False
         self._errors: dict[str, type[Exception]] = {"CallError": CallError}
 
+    @property
+    def open(self) -> bool:
+        """Return whether a cell is running."""
+        return self._open
+
     def begin(self) -> None:
         """Accept calls: a cell begins."""
         self._open = True
@@ -91,6 +97,9 @@ class Bridge:
             arguments = values.encode_json({"args": list(args), "kwargs": kwargs})
         except Exception as error:
             raise TypeError(f"{path}: {error}") from None
+        too_much = excess("json", arguments)
+        if too_much:
+            raise ValueError(f"{path}: {too_much}")
         if self.refusal is not None:
             raise self.refusal()
         if not self._open:

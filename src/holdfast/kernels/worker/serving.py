@@ -10,6 +10,7 @@ import types
 from time import monotonic_ns
 
 from holdfast.kernels.worker import cellrun, render
+from holdfast.kernels.worker.bounds import excess
 from holdfast.kernels.worker.bridge import Bridge, CallError, HostFunction
 from holdfast.kernels.worker.cellrun import Capture, Final, Interrupted, OutputLimit, Sources
 from holdfast.kernels.worker.makers import MAIN
@@ -119,6 +120,8 @@ class Worker:
 
     def _final(self, value: Any = None) -> None:
         """Fix the answer of this turn and end the cell."""
+        if not self.bridge.open:
+            raise CallError("FINAL was called outside of a running cell")
         if self.final is None:
             self.final = self._encoded(value)
             self.bridge.refusal = Final
@@ -132,6 +135,9 @@ class Worker:
             encoding, data = values.encode(value)
         except Exception as error:
             raise TypeError(f"FINAL: {error}") from None
+        too_much = excess(encoding, data)
+        if too_much:
+            raise TypeError(f"FINAL: {too_much}")
         return {"encoding": encoding, "data": data}
 
     def load(self, command: dict[str, Any]) -> None:
