@@ -4,11 +4,12 @@ A checkpoint is a stream of pickle opcodes. This reads the ones that build data 
 lists, dicts, sets) and a fixed list of plain types (dates, Decimal, UUID), executes nothing and
 imports nothing. What would call anything else becomes an `Opaque`, and a variable that holds one
 is not plain. So listings and the other engine can use a namespace that only a confined worker may
-load as it is.
+load as it is. Whoever wrote the stream is not trusted: what it can grow into is bounded.
 """
 
 from __future__ import annotations
 
+import asyncio
 import datetime
 import decimal
 import struct
@@ -24,6 +25,11 @@ from holdfast.kernels.port import Encoded, Fetch
 
 RESERVED = 256
 MAX_OPERATIONS = 50_000_000
+MAX_VALUES = 4_000_000
+MAX_BYTES = 256 << 20
+MAX_DEPTH = 300
+MAX_HASHED = 20_000
+MAX_KEY_PARTS = 1_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,23 +39,32 @@ class Opaque:
     name: str
 
 
+_UNREADABLE = (
+    *(IndexError, KeyError, ValueError, TypeError, ArithmeticError, struct.error),
+    *(RecursionError, MemoryError),
+)
+
+
 class _Mark:
     """The start of a group on the stack."""
 
 
 _MARK = _Mark()
-_PLAIN: dict[tuple[str, str], Callable[..., Any]] = {
-    ("datetime", "datetime"): datetime.datetime,
-    ("datetime", "date"): datetime.date,
-    ("datetime", "time"): datetime.time,
-    ("datetime", "timedelta"): datetime.timedelta,
-    ("datetime", "timezone"): datetime.timezone,
-    ("decimal", "Decimal"): decimal.Decimal,
-    ("builtins", "complex"): complex,
-    ("builtins", "range"): range,
-    ("builtins", "set"): set,
-    ("builtins", "frozenset"): frozenset,
-    ("builtins", "bytearray"): bytearray,
+_CLOCK: frozenset[type] = frozenset({bytes, int, datetime.timezone, type(None)})
+_GROUPS = frozenset({list, tuple, set, frozenset})
+# What makes a plain value, and the only types it is made from.
+_PLAIN: dict[tuple[str, str], tuple[Callable[..., Any], frozenset[type]]] = {
+    ("datetime", "datetime"): (datetime.datetime, _CLOCK),
+    ("datetime", "date"): (datetime.date, _CLOCK),
+    ("datetime", "time"): (datetime.time, _CLOCK),
+    ("datetime", "timedelta"): (datetime.timedelta, frozenset({int})),
+    ("datetime", "timezone"): (datetime.timezone, frozenset({datetime.timedelta, str})),
+    ("decimal", "Decimal"): (decimal.Decimal, frozenset({str})),
+    ("builtins", "complex"): (complex, frozenset({float})),
+    ("builtins", "range"): (range, frozenset({int})),
+    ("builtins", "set"): (set, _GROUPS),
+    ("builtins", "frozenset"): (frozenset, _GROUPS),
+    ("builtins", "bytearray"): (bytearray, frozenset({bytes, bytearray})),
 }
 _UUID = ("uuid", "UUID")
 
@@ -60,22 +75,45 @@ class _Reader:
     def __init__(self, slots: list[Any]) -> None:
         self.memo: list[Any] = slots
         self._left = MAX_OPERATIONS
+        self._hashed = 0
 
     def read(self, data: bytes) -> Any:
         """Return the value of one stream; raise Corruption where it is none of ours."""
         self._data, self._at, self._stack = data, 0, list[Any]()
         try:
             while True:
-                self._left -= 1
-                if self._left < 0:
-                    raise Corruption("a namespace is too large to be read outside of a worker")
+                self.spend(1)
                 code = data[self._at]
                 self._at += 1
                 if code == 0x2E:
                     return self._stack.pop()
                 _OPERATIONS[code](self)
-        except (IndexError, KeyError, ValueError, TypeError, struct.error, OverflowError) as error:
+        except _UNREADABLE as error:
             raise Corruption(f"a variable's stored form cannot be read: {error!r}") from error
+
+    def spend(self, operations: int) -> None:
+        """Count work; raise Corruption where it becomes too much."""
+        self._left -= operations
+        if self._left < 0:
+            raise Corruption("a namespace is too large to be read outside of a worker")
+
+    def key(self, value: Any) -> Any:
+        """Return a value that may be hashed: itself, or an Opaque where that could take long."""
+        if type(value) is str:
+            return value
+        self._hashed += 1
+        if self._hashed > MAX_HASHED:
+            return Opaque("one of very many keys that are not text")
+        rest, parts = [value], 0
+        while rest:
+            part = rest.pop()
+            parts += 1
+            if type(part) in (list, dict, set, bytearray) or parts > MAX_KEY_PARTS:
+                return Opaque("a key that cannot be hashed")
+            if type(part) in (tuple, frozenset):
+                self.spend(len(part))
+                rest.extend(part)
+        return value
 
     def take(self, size: int) -> bytes:
         """Return the next bytes."""
@@ -122,21 +160,13 @@ def _set_items(reader: _Reader, items: list[Any]) -> None:
     target = reader.top()
     if type(target) is dict:
         for index in range(0, len(items), 2):
-            target[_key(items[index])] = items[index + 1]
-
-
-def _key(value: Any) -> Any:
-    try:
-        hash(value)
-    except TypeError:
-        return Opaque("an unhashable key")
-    return value
+            target[reader.key(items[index])] = items[index + 1]
 
 
 def _add_items(reader: _Reader, items: list[Any]) -> None:
     target = reader.top()
     if type(target) is set:
-        target.update(map(_key, items))
+        target.update(map(reader.key, items))
 
 
 def _global(reader: _Reader, module: Any, name: Any) -> None:
@@ -150,16 +180,19 @@ class _Global:
 
 def _reduce(reader: _Reader) -> None:
     arguments, maker = reader.pop(), reader.pop()
-    reader.push(_made(maker, arguments))
+    reader.push(_made(reader, maker, arguments))
 
 
-def _made(maker: Any, arguments: Any) -> Any:
-    if isinstance(maker, _Global) and type(arguments) is tuple:
-        plain = _PLAIN.get(maker.name)
-        if plain is not None and not any(_holds_opaque(item, set()) for item in arguments):
-            return plain(*arguments)
+def _made(reader: _Reader, maker: Any, arguments: Any) -> Any:
+    if not isinstance(maker, _Global) or type(arguments) is not tuple:
+        return Opaque("a call")
+    make, kinds = _PLAIN.get(maker.name, (None, frozenset()))
+    if make is None or not kinds.issuperset(map(type, arguments)):
         return Opaque(".".join(maker.name))
-    return Opaque("a call")
+    if make in (set, frozenset):
+        reader.spend(sum(map(len, arguments)))
+        arguments = tuple([reader.key(item) for item in group] for group in arguments)
+    return make(*arguments)
 
 
 def _build(reader: _Reader) -> None:
@@ -180,6 +213,7 @@ class _New:
 
 def _replace_in_memo(reader: _Reader, old: Any, new: Any) -> None:
     for index in range(len(reader.memo) - 1, -1, -1):
+        reader.spend(1)
         if reader.memo[index] is old:
             reader.memo[index] = new
             return
@@ -190,7 +224,7 @@ def _new_object(reader: _Reader) -> None:
     if isinstance(maker, _Global) and maker.name == _UUID:
         reader.push(_New(_UUID))
     else:
-        reader.push(_made(maker, arguments))
+        reader.push(_made(reader, maker, arguments))
 
 
 def _new_object_ex(reader: _Reader) -> None:
@@ -259,7 +293,7 @@ _OPERATIONS: dict[int, Callable[[_Reader], None]] = {
     ord("s"): lambda r: _set_items(r, list(reversed([r.pop(), r.pop()]))),
     ord("u"): lambda r: _set_items(r, r.group()),
     0x90: lambda r: _add_items(r, r.group()),
-    0x91: lambda r: r.push(frozenset(map(_key, r.group()))),
+    0x91: lambda r: r.push(frozenset(map(r.key, r.group()))),
     ord("t"): lambda r: r.push(tuple(r.group())),
     0x85: _tuple(1),
     0x86: _tuple(2),
@@ -282,15 +316,34 @@ def _discard(value: object) -> None:
     del value
 
 
-def _holds_opaque(value: Any, seen: set[int]) -> bool:
-    kind = type(value)
-    if kind in (Opaque, _Global, _New, _Mark):
-        return True
-    if kind not in (list, tuple, dict, set, frozenset) or id(value) in seen:
-        return False
-    seen.add(id(value))
-    parts = (*value.keys(), *value.values()) if kind is dict else value
-    return any(_holds_opaque(part, seen) for part in parts)
+def _obstacle(value: Any, kind: str) -> str:
+    """Return why a value cannot be encoded within bounds; nothing if it can.
+
+    What is shared is counted as often as it would be written.
+    """
+    level, count, size = [value], 0, 0
+    for _ in range(MAX_DEPTH):
+        below: list[Any] = []
+        for part in level:
+            found = type(part)
+            if found in (Opaque, _Global, _New, _Mark):
+                return f"{kind} is not plain data"
+            if found is int:
+                size += part.bit_length() // 8
+            elif found in (str, bytes, bytearray):
+                size += len(part)
+            elif found in _GROUPS:
+                below.extend(part)
+            elif found is dict:
+                below.extend(part)
+                below.extend(part.values())
+            if count + len(below) > MAX_VALUES or size > MAX_BYTES:
+                return f"{kind} is too large to be read outside of a worker"
+        count += len(below)
+        if not below:
+            return ""
+        level = below
+    return f"{kind} refers to itself or is nested too deeply"
 
 
 async def plain_variables(
@@ -307,15 +360,24 @@ async def plain_variables(
     others: dict[str, str] = {}
     for variable in manifest["variables"]:
         stream = b"".join([await _chunk(chunk, fetch) for chunk in variable["chunks"]])
-        value = reader.read(stream)
-        try:
-            if _holds_opaque(value, set()):
-                others[variable["name"]] = f"{variable['type']} is not plain data"
-            else:
-                plain[variable["name"]] = Encoded(*values.encode(value))
-        except (UnsupportedValue, RecursionError) as error:
-            others[variable["name"]] = str(error)
+        # Beside the event loop: a big namespace takes its time.
+        read = await asyncio.to_thread(_encoded, reader, stream, variable["type"])
+        if isinstance(read, Encoded):
+            plain[variable["name"]] = read
+        else:
+            others[variable["name"]] = read
     return plain, others
+
+
+def _encoded(reader: _Reader, stream: bytes, kind: str) -> Encoded | str:
+    """Return the value of a stream in the stored encoding, or why it has none."""
+    value = reader.read(stream)
+    try:
+        return _obstacle(value, kind) or Encoded(*values.encode(value))
+    except UnsupportedValue as error:
+        return str(error)
+    except (RecursionError, MemoryError):
+        return f"{kind} is too large to be read outside of a worker"
 
 
 async def _chunk(record: Any, fetch: Fetch) -> bytes:
