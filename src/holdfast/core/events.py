@@ -127,9 +127,13 @@ def data_of(fact: Fact, slot_form: Callable[[Slot], Record] = to_record) -> Reco
             _check_keys(fact, name, value)
             out[name] = {key: slot_form(item) for key, item in value.items()}
         else:
-            _check_keys(fact, name, value)
+            if type(value) in _NESTED:
+                _check_keys(fact, name, value)
             out[name] = value
     return out
+
+
+_NESTED = frozenset({dict, list})
 
 
 def _check_keys(fact: Fact, name: str, value: Any) -> None:
@@ -162,8 +166,9 @@ def slots_of(fact: Fact) -> list[Slot]:
 def stamp(previous: str, session: str, seq: int, at: str, fact: Fact) -> Event:
     """Return the event that a fact becomes at its place in the log."""
     covered = data = data_of(fact, Slot.ref)
-    for item in slots_of(fact):
-        if item.inline or item.erased is not None:
+    for name, shape in _slot_fields(type(fact)):
+        value = getattr(fact, name)
+        if value is not None and (shape == "slots" or value.inline or value.erased is not None):
             data = data_of(fact)  # stored otherwise than the digest covers it
             break
     body = {"at": at, "data": covered, "seq": seq, "type": fact.TYPE, "v": fact.VERSION}
