@@ -120,7 +120,8 @@ def export_command(call: Call, sessions: tuple[str, ...], everything: bool, outp
 
     ids, events = with_store(call, work)
     document = {"file": str(output.absolute()), "sessions": ids, "events": events}
-    call.answer(document, f"{len(ids)} sessions, {events} events written to {str(output)!r}")
+    count = "1 session" if len(ids) == 1 else f"{len(ids)} sessions"
+    call.answer(document, f"{count}, {events} events written to {str(output)!r}")
 
 
 @command("import")

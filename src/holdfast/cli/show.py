@@ -73,7 +73,8 @@ class Page:
         for step in turn["steps"]:
             self._step(step)
         if turn["revivals"]:
-            self.aside(f"revived {turn['revivals']} times")
+            times = turn["revivals"]
+            self.aside("revived once" if times == 1 else f"revived {times} times")
         if turn["error"] not in (None, *(step["error"] for step in turn["steps"])):
             self._body(_problem(turn["error"]))
         if turn["status"] == "final":
