@@ -9,7 +9,6 @@ kill, a limit, parking) and goes on from there. Nothing in this module runs or u
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol
@@ -17,11 +16,6 @@ from typing import Any, Literal, NamedTuple, Protocol
 Confinement = Literal["os", "language", "none"]
 CellStatus = Literal["ok", "error", "final", "limit", "diverged"]
 LimitName = Literal["memory", "cpu", "wall", "output", "unwind"]
-
-
-def chunk_id(data: bytes) -> str:
-    """Return the content id under which these bytes are stored."""
-    return "sha256:" + hashlib.sha256(data).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
