@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from holdfast.core.errors import (
     SessionDeleted,
     SessionNotFound,
 )
-from holdfast.core.payloads import slot
+from holdfast.core.payloads import manifest, slot
 from holdfast.stores.port import SessionStore
 from holdfast.stores.portable import export_sessions, import_sessions
 from holdfast.stores.verify import verify
@@ -53,6 +54,26 @@ class CopyContract(ContractPlace):
         assert not (await copy.session_info("s-1")).imported
         driven = await copy.acquire("s-1")
         await copy.append(driven, driver.state.seq, [driver.message("goes on here")])
+        await copy.close()
+
+    async def test_a_small_value_that_stands_inline_and_apart_arrives_as_both(
+        self, place: Place, store: SessionStore, tmp_path: Path
+    ) -> None:
+        """A fork whose first message repeats one it inherited has such a value."""
+        apart = replace(slot("yes", "message"), apart=True)
+        transcript = manifest({"v": 1, "messages": [apart.ref()]}, "transcript")
+        await store.create_session(
+            "s-1", facts.SessionStarted(kind="fork", transcript=transcript), payloads=[apart]
+        )
+        lease = await store.acquire("s-1")
+        said = facts.MessageAppended(message=1, role="user", content=slot("yes", "message"))
+        await store.append(lease, 1, [said])
+        file = tmp_path / "export"
+        await export_sessions(store, ["s-1"], file)
+        copy = await place.beside("copy").open()
+        await import_sessions(copy, file)
+        assert (await verify(copy, "s-1")).ok
+        assert await copy.get_payload("s-1", apart.id) == b"yes"
         await copy.close()
 
     async def test_an_identical_copy_changes_nothing_and_a_longer_one_forwards(

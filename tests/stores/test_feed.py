@@ -1,0 +1,46 @@
+"""A subscription that is broken off while it reads loses nothing."""
+
+import asyncio
+
+import pytest
+
+from holdfast.core.errors import NothingWritten
+from holdfast.core.events import Event
+from holdfast.stores.feed import Feed
+
+WAIT = 10.0
+FIRST = Event("s", 1, "session.started", 1, "2026-01-02T03:04:05.000006Z", {}, "0" * 64)
+
+
+async def test_a_cancelled_read_is_made_again() -> None:
+    reading, slow = asyncio.Event(), True
+
+    async def read(session_id: str, *, after: int, limit: int) -> list[Event]:
+        reading.set()
+        if slow:
+            await asyncio.Event().wait()
+        return [FIRST] if after == 0 else []
+
+    async with Feed(read).subscribe("s", 0) as live:
+        task = asyncio.ensure_future(anext(live))
+        await reading.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        slow = False
+        assert await asyncio.wait_for(anext(live), WAIT) == FIRST
+
+
+async def test_a_failed_read_is_made_again() -> None:
+    broken = True
+
+    async def read(session_id: str, *, after: int, limit: int) -> list[Event]:
+        if broken:
+            raise NothingWritten("the disk is away")
+        return [FIRST] if after == 0 else []
+
+    async with Feed(read).subscribe("s", 0) as live:
+        with pytest.raises(NothingWritten):
+            await anext(live)
+        broken = False
+        assert await asyncio.wait_for(anext(live), WAIT) == FIRST
