@@ -1,9 +1,8 @@
 """Events chain by their digests, read back as they were, and tolerate a newer release's types."""
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given, settings
+from msgspec.structs import replace
 from walks import AT, begin, choices, walk
 
 from holdfast.core import events as events_module

@@ -1,11 +1,11 @@
 """The SQLite file: numbered migrations, refusals, and derived rows that may be wrong."""
 
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import apsw
 import pytest
+from msgspec.structs import replace
 
 import holdfast.stores.sqlite as package
 from holdfast.core import facts

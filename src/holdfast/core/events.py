@@ -12,7 +12,7 @@ import hashlib
 import re
 import time
 from collections.abc import Callable
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, fields
 from functools import lru_cache
 from types import UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
@@ -23,7 +23,7 @@ from holdfast.core import facts, run_facts
 from holdfast.core.errors import Corruption, InvalidRecord
 from holdfast.core.facts import Fact
 from holdfast.core.payloads import Slot, digest_form, from_record, to_record
-from holdfast.core.records import Record, canonical, parse
+from holdfast.core.records import Record, canonical, check, encode, parse
 
 CHAIN_SEED = b"holdfast.log.1\n"
 
@@ -40,8 +40,7 @@ UPCASTS: dict[tuple[str, int], Callable[[Record], Record]] = {}
 """(type, version) → a function from that version's data to the next version's."""
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
+class Event(msgspec.Struct, frozen=True):
     """One durable fact at its place in the log."""
 
     session: str
@@ -94,12 +93,13 @@ def chain_start(session: str) -> str:
 
 def event_digest(previous: str, seq: int, kind: str, version: int, at: str, data: Record) -> str:
     """Return the running digest after an event."""
-    body = {"at": at, "data": digest_form(data), "seq": seq, "type": kind, "v": version}
-    return _chain(previous, body)
+    return _chain(previous, seq, kind, version, at, digest_form(data))
 
 
-def _chain(previous: str, body: Record) -> str:
-    return hashlib.sha256(bytes.fromhex(previous) + canonical(body)).hexdigest()
+def _chain(previous: str, seq: int, kind: str, version: int, at: str, covered: Record) -> str:
+    check(covered)
+    body = encode({"at": at, "data": covered, "seq": seq, "type": kind, "v": version})
+    return hashlib.sha256(bytes.fromhex(previous) + body).hexdigest()
 
 
 def check_digest(previous: str, event: Event) -> None:
@@ -171,8 +171,9 @@ def stamp(previous: str, session: str, seq: int, at: str, fact: Fact) -> Event:
         if value is not None and (shape == "slots" or value.inline or value.erased is not None):
             data = data_of(fact)  # stored otherwise than the digest covers it
             break
-    body = {"at": at, "data": covered, "seq": seq, "type": fact.TYPE, "v": fact.VERSION}
-    return Event(session, seq, fact.TYPE, fact.VERSION, at, data, _chain(previous, body))
+    kind, version = fact.TYPE, fact.VERSION
+    digest = _chain(previous, seq, kind, version, at, covered)
+    return Event(session, seq, kind, version, at, data, digest)
 
 
 def fact_from_data(cls: type[Fact], data: Record) -> Fact:

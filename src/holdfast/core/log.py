@@ -8,7 +8,8 @@ are computed and which payloads must exist is decided here, once, for all stores
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from holdfast.core import facts, heads
 from holdfast.core.errors import HeadConflict, InvalidInput, InvalidRef, ReadOnlySession
@@ -29,10 +30,10 @@ _NUMBERED: dict[type[Fact], str] = {
     facts.EvalAdded: "eval",
     facts.LeafCalled: "leaf",
 }
+_OWN = (HeadPublished, facts.LineageAdded)
 
 
-@dataclass(frozen=True, slots=True)
-class Batch:
+class Batch(msgspec.Struct, frozen=True):
     """What one append makes durable, as a whole or not at all."""
 
     events: tuple[Event, ...]
@@ -60,31 +61,35 @@ def extend(
         )
     if not new and head is None and not edges:
         raise InvalidInput("an append needs at least one event")
+    for fact in new:
+        if isinstance(fact, _OWN):
+            raise InvalidInput(f"{fact.TYPE} is written by the log itself: pass head= or edges=")
     events: list[Event] = []
-    slots: list[Slot] = list(payloads)
+    state = _add(state, new, at, events)
+    own: list[Fact] = []
+    published = _publish(state, head)
+    if published is not None:
+        own.append(published)
+    own += [heads.relate(edge, published.id if published else None) for edge in edges]
+    state = _add(state, own, at, events)
+    slots = [*payloads]
+    for fact in [*new, *own]:
+        slots += slots_of(fact)
+    given, refs = _payloads(slots)
+    return Batch(tuple(events), state, published, given, refs)
 
-    def add(fact: Fact) -> None:
-        nonlocal state
+
+def _add(state: State, new: Sequence[Fact], at: str, events: list[Event]) -> State:
+    """Add the events of these facts; return the state after them."""
+    for fact in new:
         check_fact(state, fact)
         event = stamp(state.digest, state.session, state.seq + 1, at, fact)
-        slots.extend(slots_of(fact))
-        events.append(event)
         try:
             state = apply(state, event, fact)
         except (ValueError, TypeError, ArithmeticError, LookupError) as error:
             raise InvalidInput(f"{fact.TYPE} cannot be folded: {error!r}") from error
-
-    for fact in new:
-        if isinstance(fact, HeadPublished | facts.LineageAdded):
-            raise InvalidInput(f"{fact.TYPE} is written by the log itself: pass head= or edges=")
-        add(fact)
-    published = _publish(state, head)
-    if published is not None:
-        add(published)
-    for edge in edges:
-        add(heads.relate(edge, published.id if published else None))
-    given, refs = _payloads(slots)
-    return Batch(tuple(events), state, published, given, refs)
+        events.append(event)
+    return state
 
 
 def _publish(state: State, draft: HeadDraft | None) -> HeadPublished | None:

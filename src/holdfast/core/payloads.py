@@ -11,8 +11,10 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from holdfast.core import values
 from holdfast.core.errors import Corruption, InvalidRef
@@ -35,8 +37,7 @@ class Erased:
     rule: str
 
 
-@dataclass(frozen=True, slots=True)
-class Slot:
+class Slot(msgspec.Struct, frozen=True, eq=False):
     """One value as a record refers to it.
 
     `data` holds the bytes while they are at hand: always for inline values, and for larger ones
@@ -49,9 +50,29 @@ class Slot:
     encoding: str
     kind: str
     size: int
-    data: bytes | None = field(default=None, compare=False, repr=False)
-    erased: Erased | None = field(default=None, compare=False)
-    apart: bool = field(default=False, compare=False)
+    data: bytes | None = None
+    erased: Erased | None = None
+    apart: bool = False
+
+    def __eq__(self, other: object) -> bool:
+        """Compare what a record says of the value; its bytes follow from its id."""
+        return isinstance(other, Slot) and self._said() == other._said()
+
+    def __ne__(self, other: object) -> bool:
+        """Say the opposite of equal, which a struct does not by itself."""
+        return not self == other
+
+    def __hash__(self) -> int:
+        """Return a hash that equal slots share."""
+        return hash(self._said())
+
+    def __repr__(self) -> str:
+        """Show the slot without its bytes."""
+        marks = (", erased" if self.erased else "") + (", apart" if self.apart else "")
+        return f"Slot({self.id!r}, {self.encoding!r}, {self.kind!r}, {self.size}{marks})"
+
+    def _said(self) -> tuple[str, str, str, int]:
+        return self.id, self.encoding, self.kind, self.size
 
     @property
     def inline(self) -> bool:

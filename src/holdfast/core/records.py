@@ -24,8 +24,18 @@ _encode = msgspec.json.Encoder(order="deterministic").encode
 
 def canonical(record: Any) -> bytes:
     """Return the RFC 8785 bytes of a record; raise InvalidRecord naming what does not belong."""
+    check(record)
+    return encode(record)
+
+
+def check(record: Any) -> None:
+    """Raise InvalidRecord where a record holds what records cannot."""
     if not _fits(record):
         _explain(record, "record")
+
+
+def encode(record: Any) -> bytes:
+    """Return the RFC 8785 bytes of a record that is checked already."""
     try:
         return _encode(record)
     except UnicodeEncodeError:

@@ -7,16 +7,16 @@ from the log in pages. Slots are kept without their bytes, so an erased value ha
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from decimal import Decimal
+
+import msgspec
 
 from holdfast.core import facts, status
 from holdfast.core.events import chain_start
 from holdfast.core.payloads import Slot
 
 
-@dataclass(frozen=True, slots=True)
-class OpenTurn:
+class OpenTurn(msgspec.Struct, frozen=True):
     """The turn in flight, and how far it got.
 
     Phases: `opened`, `asking` (step started, no reply), `replied` (reply stored, work left),
@@ -40,8 +40,7 @@ class OpenTurn:
     unknown_tokens: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class PendingCall:
+class PendingCall(msgspec.Struct, frozen=True):
     """A call that has no outcome yet."""
 
     call_id: str
@@ -56,8 +55,7 @@ class PendingCall:
     child: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Spend:
+class Spend(msgspec.Struct, frozen=True):
     """What the session has used; `unknown_…` counts the calls of which nobody knows.
 
     Most of those are counted at the ceiling that was set aside for them; `unbounded_…` counts the
@@ -92,8 +90,7 @@ class Spend:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class State:
+class State(msgspec.Struct, frozen=True):
     """What it takes to go on with a session, at one position of its log."""
 
     session: str
@@ -107,19 +104,19 @@ class State:
     started_at: str = ""
     updated_at: str = ""
     cache_id: str | None = None
-    labels: dict[str, str] = field(default_factory=dict)
+    labels: dict[str, str] = {}
     parent: dict[str, str] | None = None
     origin: dict[str, str] | None = None
-    counters: dict[str, int] = field(default_factory=dict)
+    counters: dict[str, int] = {}
     turn: OpenTurn | None = None
     last_turn: str | None = None
-    calls: dict[str, PendingCall] = field(default_factory=dict)
+    calls: dict[str, PendingCall] = {}
     head: str | None = None
     head_end: int = 0
     vars: Slot | None = None
     compact_from: int | None = None
     spend: Spend = Spend()
-    reserved: dict[str, str] = field(default_factory=dict)
+    reserved: dict[str, str] = {}
     revivals: int = 0
     derived: bool = False  # the derivation edge of a fork is recorded
     read_only: str | None = None

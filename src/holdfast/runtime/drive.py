@@ -10,8 +10,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, TypeVar
+
+from msgspec import structs
 
 from holdfast.core import facts
 from holdfast.core.errors import HoldfastError, ModelError
@@ -394,7 +396,7 @@ class Drive:
         assert turn is not None
         for fact in before:
             if isinstance(fact, StepPut):
-                state = replace(state, spend=state.spend.plus(fact.cost_usd, fact.usage))
+                state = structs.replace(state, spend=state.spend.plus(fact.cost_usd, fact.usage))
         usage, cost_usd = state.turn_spend()
         return TurnPut(
             turn=turn.turn,

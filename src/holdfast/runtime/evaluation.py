@@ -10,8 +10,10 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
+
+from msgspec import structs
 
 from holdfast.core.errors import KernelError
 from holdfast.core.facts import EvalAdded, Fact, LeafCalled, VarsCheckpointed
@@ -207,7 +209,7 @@ def checkpoint_slots(checkpoint: Checkpoint) -> tuple[Slot, list[Slot]]:
     chunks = []
     if checkpoint.chunks:
         chunks = [
-            replace(item, data=checkpoint.chunks[item.id])
+            structs.replace(item, data=checkpoint.chunks[item.id])
             for item in walk(checkpoint.manifest)
             if item.id in checkpoint.chunks
         ]

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from msgspec import structs
+
 from holdfast.core.errors import HeadNotFound
 from holdfast.core.facts import HeadPublished, SessionStarted
 from holdfast.core.ids import check_content_id
@@ -52,7 +54,10 @@ async def fork_session(
     assert isinstance(first, SessionStarted)
     erased = {key: Erased(*mark) for key, mark in (await store.erased(source)).items()}
     kept = [
-        (role, replace(item, erased=erased[item.id], data=None) if item.id in erased else item)
+        (
+            role,
+            structs.replace(item, erased=erased[item.id], data=None) if item.id in erased else item,
+        )
         async for role, item in kept_messages(store, source, head.compact_from, head.range[1])
     ]
     transcript, small = transcript_manifest(kept)

@@ -9,8 +9,10 @@ with the messages that its manifest carries.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
+
+from msgspec import structs
 
 from holdfast.core import messages
 from holdfast.core.errors import PayloadNotFound
@@ -145,7 +147,7 @@ def transcript_manifest(kept: Sequence[tuple[str, Slot]]) -> tuple[Slot, list[Sl
 
     Small messages stand apart, so that each can be erased from the fork by itself.
     """
-    apart = [(role, replace(item, apart=item.erased is None)) for role, item in kept]
+    apart = [(role, structs.replace(item, apart=item.erased is None)) for role, item in kept]
     entries = [{"role": role, "content": to_record(item)} for role, item in apart]
     small = [item for _, item in apart if item.data is not None]
     return manifest({"v": 1, "messages": entries}, "transcript"), small

@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
+from msgspec import structs
+
 from holdfast.core.errors import (
     InvalidInput,
     PayloadNotFound,
@@ -422,7 +424,7 @@ class MemorySessionStore:
                 if item.erased is not None:
                     log.erased[item.id] = (item.erased.at, item.erased.rule)
                 elif not item.inline:
-                    self._keep(state.tenant, replace(item, data=payloads[item.id]))
+                    self._keep(state.tenant, structs.replace(item, data=payloads[item.id]))
                     log.refs.add(item.id)
             log.events = [*log.events, *new]
             log.state = state

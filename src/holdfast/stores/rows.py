@@ -12,6 +12,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from msgspec import structs
+
 from holdfast.core import status
 from holdfast.core.errors import (
     Corruption,
@@ -260,7 +262,7 @@ def slots_with_inner(
             live[key] = item
             for part in manifest_slots(item, check_bytes(item, payloads[item.id])):
                 mark = None if part.inline else marks.get(part.id)
-                queue.append(part if mark is None else replace(part, erased=Erased(*mark)))
+                queue.append(part if mark is None else structs.replace(part, erased=Erased(*mark)))
     return [*gone.values(), *live.values()]
 
 
@@ -295,7 +297,7 @@ def count_places(events: Iterable[Event], payload_id: str) -> int:
 def erase_in(event: Event, payload_id: str, at: str, rule: str) -> Event:
     """Return an event with one value replaced by its tombstone; its digest still holds."""
     data = _erase(event.data, payload_id, Erased(at, rule))
-    return event if data is event.data else replace(event, data=data)
+    return event if data is event.data else structs.replace(event, data=data)
 
 
 def erase_item(item: InboxItem, payload_id: str) -> InboxItem:
@@ -322,7 +324,7 @@ def _erase(part: Any, payload_id: str, mark: Erased) -> Any:
             item = from_record(part)
             if item.id != payload_id:
                 return part
-            return to_record(replace(item, data=None, erased=mark))
+            return to_record(structs.replace(item, data=None, erased=mark))
         new = {key: _erase(value, payload_id, mark) for key, value in part.items()}
         return part if all(new[key] is part[key] for key in part) else new
     if isinstance(part, list):

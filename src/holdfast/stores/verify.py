@@ -168,7 +168,9 @@ class _Verification:
         if self.state is None:
             return True
         names = [
-            f.name for f in fields(State) if getattr(stored, f.name) != getattr(self.state, f.name)
+            name
+            for name in State.__struct_fields__
+            if getattr(stored, name) != getattr(self.state, name)
         ]
         if names:
             self.wrong("state", f"the stored state differs from the log in {', '.join(names)}")

@@ -10,6 +10,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from msgspec import structs
+
 from holdfast.core.errors import (
     HoldfastError,
     ImportConflict,
@@ -167,7 +169,8 @@ class ModelStore:
             return 0
         mark = {"at": at, "rule": rule}
         known.events = [
-            replace(event, data=_without(event.data, payload_id, mark)) for event in known.events
+            structs.replace(event, data=_without(event.data, payload_id, mark))
+            for event in known.events
         ]
         known.erased.add(payload_id)
         known.put.discard(payload_id)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
+from msgspec import structs
 
 from holdfast.core.errors import Corruption, InvalidRecord
 from holdfast.core.fold import FOLD_VERSION, fold
@@ -82,7 +83,7 @@ def _fold_lines(log: LogFile, tip: Tip, size: int, lenient: bool) -> tuple[Tip, 
     if end == tip.end > 0:
         return tip, frozenset()
     # A damaged last line hides at least one event: whoever asks how far the log goes is told so.
-    state = replace(state, seq=max(state.seq + hidden, 1))
+    state = structs.replace(state, seq=max(state.seq + hidden, 1))
     mark = log.mark(end).decode("ascii", "replace")
     return replace(tip, state=state, end=end, mark=mark, epoch=epoch), frozenset(consumed)
 

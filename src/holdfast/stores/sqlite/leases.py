@@ -10,6 +10,7 @@ from typing import Any
 
 import apsw
 import msgspec
+from msgspec import structs
 
 from holdfast.core.events import now
 from holdfast.core.payloads import Erased, Slot, from_record, to_record
@@ -96,7 +97,7 @@ def put_item(cursor: apsw.Cursor, row: SessionRow, draft: InboxDraft) -> tuple[I
 def erase_content(cursor: apsw.Cursor, row: SessionRow, item: InboxItem, mark: Erased) -> None:
     """Take an item's content away; its id stays, so that asking the same again is known."""
     if item.content is not None:
-        text = _content_text(replace(item.content, data=None, erased=mark))
+        text = _content_text(structs.replace(item.content, data=None, erased=mark))
         cursor.execute(SQL["rewrite_inbox"], (text, row.key, item.key))
 
 

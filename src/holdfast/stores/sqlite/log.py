@@ -7,10 +7,11 @@ It may run again after a rollback, so it keeps nothing but states, which are che
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import apsw
+from msgspec import structs
 
 from holdfast.blobs.port import BlobStore
 from holdfast.core.errors import Corruption, InvalidInput, PositionConflict
@@ -274,7 +275,7 @@ class Log:
             if item.erased is not None:
                 payloads.mark_erased(cursor, row, item)
             elif not item.inline:
-                whole = replace(item, data=copy.payloads[item.id])
+                whole = structs.replace(item, data=copy.payloads[item.id])
                 payloads.keep(cursor, self._blobs, row, [whole], used=True)
         events.insert(cursor, row.key, new)
         events.take_snapshot(cursor, row.key, state)
@@ -300,7 +301,7 @@ class Log:
             row = sessions.heal(cursor, row, state)
         for item in rows.slots_with_inner(known, copy.payloads, copy.erased):
             if item.erased is None and not item.inline:
-                given = replace(item, data=copy.payloads[item.id])
+                given = structs.replace(item, data=copy.payloads[item.id])
                 payloads.heal(cursor, self._blobs, row, given)
         return row
 

@@ -6,6 +6,7 @@ import asyncio
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from holdfast.core import facts
 from holdfast.core.errors import (
@@ -90,7 +91,7 @@ class EraseContract(ContractPlace):
         await driver.say(item)
         await driver.append(
             driver.message(item),
-            facts.TurnStarted(turn=1, inputs={"q": replace(item, kind="input")}),
+            facts.TurnStarted(turn=1, inputs={"q": structs.replace(item, kind="input")}),
         )
         head = (await driver.play(finish_turn(driver.state, "end"))).state.head
         before = await verify(store, "s-1")
@@ -173,7 +174,7 @@ class EraseContract(ContractPlace):
         for names in (first, second):
             parts = [only, shared, said, inner]
             await driver.append(facts.VarsCheckpointed(vars=names), payloads=parts)
-        await driver.say(replace(said, kind="message"))
+        await driver.say(structs.replace(said, kind="message"))
         await store.erase("s-1", first.id, "asked")
         assert (await store.gc(grace_seconds=0)).ids == tuple(sorted([only.id, inner.id]))
         for part in (only, inner):

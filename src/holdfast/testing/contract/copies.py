@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from holdfast.core import facts
 from holdfast.core.errors import (
@@ -60,7 +60,7 @@ class CopyContract(ContractPlace):
         self, place: Place, store: SessionStore, tmp_path: Path
     ) -> None:
         """A fork whose first message repeats one it inherited has such a value."""
-        apart = replace(slot("yes", "message"), apart=True)
+        apart = structs.replace(slot("yes", "message"), apart=True)
         transcript = manifest({"v": 1, "messages": [apart.ref()]}, "transcript")
         await store.create_session(
             "s-1", facts.SessionStarted(kind="fork", transcript=transcript), payloads=[apart]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from holdfast.core import facts
 from holdfast.core.errors import (
@@ -89,9 +90,9 @@ class PayloadContract(ContractPlace):
         before = await view(store, "s-1")
         honest = text_of(5000)
         for lie in (
-            replace(honest, data=b"x" * 5000),
-            replace(honest, size=4999),
-            replace(honest, size=ROW_PAYLOAD_BYTES + 1),
+            structs.replace(honest, data=b"x" * 5000),
+            structs.replace(honest, size=4999),
+            structs.replace(honest, size=ROW_PAYLOAD_BYTES + 1),
         ):
             with pytest.raises(Corruption, match=honest.id):
                 await store.put_payload("s-1", lie)
@@ -99,7 +100,7 @@ class PayloadContract(ContractPlace):
                 await driver.say(lie)
         small = slot("yes", "message")
         with pytest.raises(Corruption):
-            await driver.say(replace(small, data=b"no!"))
+            await driver.say(structs.replace(small, data=b"no!"))
         with pytest.raises(InvalidInput):
             await store.put_payload("s-1", honest.bare())
         assert await view(store, "s-1") == before
@@ -172,7 +173,7 @@ class PayloadContract(ContractPlace):
         source = await drive(store, "source", facts.SessionStarted(tenant="t-1"))
         await source.append(facts.VarsCheckpointed(vars=names), payloads=[part, whole])
         started = facts.SessionStarted(
-            tenant="t-1", kind="fork", transcript=replace(names, data=None)
+            tenant="t-1", kind="fork", transcript=structs.replace(names, data=None)
         )
         with pytest.raises(InvalidRef):
             await store.create_session("fork", started)
