@@ -25,9 +25,9 @@ from holdfast.testing.kernel_driver import KernelDriver
 SETTINGS = KernelSettings(
     functions=(HostFunction("lm"),), limits=KernelLimits(wall_seconds=3, cpu_seconds=3)
 )
-# The worker's own descriptor, found as model code would find it.
+# The worker's own pipe, found as model code would find it.
 CHANNEL = (
-    "import gc, os\nfd = next(o.descriptor for o in gc.get_objects()"
+    "import gc, os\nfd = next(o.outgoing for o in gc.get_objects()"
     " if type(o).__name__ == 'Channel')\n"
 )
 SEND = "send = lm._bridge.channel.send\n"
@@ -158,7 +158,7 @@ async def test_a_flood_of_calls_is_cut(cpython: CpythonKernel) -> None:
     driver = await KernelDriver.open(cpython, SETTINGS, lm=never)
     code = (
         "bridge = lm._bridge\nfor n in range(1000):\n    bridge.channel.send({'kind': 'call',"
-        " 'id': n, 'function': 'lm', 'arguments': b'{\"args\":[1],\"kwargs\":{}}',"
+        " 'id': n, 'function': 'lm', 'arguments': {'args': [1], 'kwargs': {}},"
         " 'files': [], 'threads': 1})\nimport time\ntime.sleep(5)"
     )
     with pytest.raises(KernelProtocolError, match="more calls open than threads"):
@@ -189,7 +189,7 @@ async def test_no_call_reaches_the_host_once_the_cell_is_over(
     driver = await KernelDriver.open(cpython, SETTINGS, lm=lambda x: asked.append(x) or x)
     call = (
         "{'kind': 'call', 'id': 99, 'function': 'lm', 'arguments':"
-        " b'{\"args\":[\"late\"],\"kwargs\":{}}', 'files': [], 'threads': 1}"
+        " {'args': ['late'], 'kwargs': {}}, 'files': [], 'threads': 1}"
     )
     result = await driver.run(f"{SEND}send({over})\nsend({call})")
     assert result.status in ("final", "ok")
@@ -219,19 +219,19 @@ async def test_closing_ends_a_cell_that_waits(cpython: CpythonKernel) -> None:
 
 def test_frames_are_decoded_strictly() -> None:
     reader = frames.FrameReader()
-    body = msgspec.msgpack.encode({"kind": "bound"})
+    body = msgspec.json.encode({"kind": "bound"})
     frame = b"\x00" + len(body).to_bytes(4, "big") + body
     assert reader.feed(frame[:3]) == []
     assert reader.feed(frame[3:] + frame) == [frames.BoundFrame(), frames.BoundFrame()]
     for bad in (
         {"kind": "nonsense"},
         {"kind": "bound", "extra": 1},
-        {"kind": "call", "id": -1, "function": "f", "arguments": b"", "files": [], "threads": 1},
-        {"kind": "call", "id": 1, "function": "", "arguments": b"", "files": [], "threads": 1},
+        {"kind": "call", "id": -1, "function": "f", "arguments": {}, "files": [], "threads": 1},
+        {"kind": "call", "id": 1, "function": "", "arguments": {}, "files": [], "threads": 1},
         {"kind": "final", "value": {"encoding": "pickle", "data": b""}},
         [1, 2],
     ):
-        body = msgspec.msgpack.encode(bad)
+        body = msgspec.json.encode(bad)
         with pytest.raises(KernelProtocolError):
             frames.FrameReader().feed(b"\x00" + struct.pack(">I", len(body)) + body)
 
@@ -275,7 +275,7 @@ async def test_sessions_go_on_after_the_process_that_workers_come_from_was_kille
 FLOOD = SEND + (
     "import threading\nquiet = threading.Event()\ndef flood():\n    quiet.wait(0.3)\n"
     "    call = {'kind': 'call', 'id': 9, 'function': 'lm', 'files': [], 'threads': 1,\n"
-    "        'arguments': b'{\"args\":[\"' + b'a' * 100_000 + b'\"],\"kwargs\":{}}'}\n"
+    "        'arguments': {'args': ['a' * 100_000], 'kwargs': {}}}\n"
     "    while True: send(call)\n"
     "threading.Thread(target=flood, daemon=True).start()"
 )
@@ -305,8 +305,8 @@ async def test_what_is_said_after_the_end_of_a_cell_does_not_reach_the_next(
     driver = await KernelDriver.open(cpython, SETTINGS, lm=lambda x: x)
     # In one write, so that the host reads both at once.
     code = (
-        "channel = lm._bridge.channel\nput = channel._put\nlast = bytes([164]) + b'done'\n"
-        "extra = b'\\x00\\x00\\x00\\x00\\x0c\\x81\\xa4kind\\xa5bound'\n"
+        'channel = lm._bridge.channel\nput = channel._put\nlast = b\'{"kind":"done"\'\n'
+        'extra = b\'\\x00\\x00\\x00\\x00\\x10{"kind":"bound"}\'\n'
         "channel._put = lambda data: put(data + extra if last in data[:40] else data)"
     )
     assert (await driver.run(code)).status == "ok"
@@ -332,35 +332,24 @@ async def test_a_warm_worker_that_does_not_answer_is_given_up(
         assert await driver.value("x + y") == 3
 
 
-def _array(count: int, item: bytes) -> bytes:
-    return b"\xdd" + count.to_bytes(4, "big") + item * count
-
-
 def test_small_messages_do_not_become_big_in_memory() -> None:
-    def feed(fields: dict[str, bytes]) -> None:
-        body = b"\xdf" + len(fields).to_bytes(4, "big")
-        for name, value in fields.items():
-            body += msgspec.msgpack.encode(name) + value
-        frames.FrameReader().feed(b"\x00" + struct.pack(">I", len(body)) + body)
+    def feed(message: bytes) -> None:
+        frames.FrameReader().feed(b"\x00" + struct.pack(">I", len(message)) + message)
 
-    kind, many = msgspec.msgpack.encode, _array(3_000_000, b"\x92\xa1a\xa0")
-    bombs = [
-        {"kind": kind("loaded"), "lost": many},
-        {"kind": kind("loaded"), "lost": b"\xdd\xff\xff\xff\xff"},
-        {
-            "kind": kind("call"),
-            "id": b"\x01",
-            "function": kind("f"),
-            "arguments": kind(b""),
-            "files": many,
-            "threads": b"\x01",
-        },
-    ]
+    many = b'[["a",""]' + b',["a",""]' * 3_000_000 + b"]"
+    call = b'{"kind":"call","id":1,"function":"f","files":%b,"threads":1,"arguments":{}}'
+    bombs = (
+        b'{"kind":"loaded","lost":%b}' % many,
+        b'{"kind":"loaded","lost":' + b"[" * 1_000_000,
+        call % many,
+        call.replace(b"{}", b"%b") % (b"[]", b"[" * 1_000_000),
+    )
     for bomb in bombs:
         with pytest.raises(KernelProtocolError):
             feed(bomb)
     tracemalloc.start()
-    feed({"kind": kind("opened"), "confinement": b"\x81\xa1a" + many})
+    feed(b'{"kind":"opened","confinement":{"a":%b}}' % many)
+    feed(call.replace(b"{}", b"%b") % (b"[]", many))
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 8 * len(many)

@@ -24,9 +24,9 @@ from holdfast.core.errors import (
     KernelProtocolError,
     NotRestorable,
 )
-from holdfast.core.records import digest_id
 from holdfast.kernels import confinement, frames, monty_heap, results, setup
 from holdfast.kernels import manifest as manifests
+from holdfast.kernels.calls import Calls
 from holdfast.kernels.journal import Diverged, Journal
 from holdfast.kernels.pool import Parked, WorkerPool
 from holdfast.kernels.port import (
@@ -34,11 +34,8 @@ from holdfast.kernels.port import (
     Checkpoint,
     Confinement,
     Encoded,
-    Excerpt,
     Fetch,
     FileRead,
-    HostAnswer,
-    HostCall,
     KernelFlags,
     KernelLimits,
     KernelSettings,
@@ -57,9 +54,6 @@ VALUE_FIT = 4_000
 STALL_SECONDS = 2.0
 CHEAP_NS = 5_000_000_000
 _SETUP_SECONDS = 60.0
-HELD_BYTES = 4 * bounds.MAX_BYTES
-_FIXED = "the answer is fixed"
-_NOTHING = Excerpt("", "", 0)
 
 
 class CpythonKernel:
@@ -150,7 +144,7 @@ class CpythonSession:
         self._chunks = manifests.Chunks()
         self._inputs: dict[str, Encoded] = {}
         self._lost: tuple[Unrestorable, ...] = ()
-        self._pure = {function.path for function in settings.functions if function.pure}
+        self._offered = {function.path: function.pure for function in settings.functions}
         self._run: Run | None = None
         self._closed = False
         self._using = asyncio.Lock()
@@ -202,6 +196,7 @@ class CpythonSession:
                         if self._closed:
                             raise KernelError("the session was closed; open it again") from None
                     await journal.wait_for_answers()
+                    journal.begin()
             finally:
                 await journal.close()
                 self._pool.idle(self)
@@ -209,12 +204,15 @@ class CpythonSession:
     async def _run_cell(
         self, worker: Worker, command: dict[str, Any], journal: Journal, limits: KernelLimits
     ) -> CellResult:
-        journal.begin()
-        run = self._run = Run(journal, self._watch(worker, limits))
+        watch = self._watch(worker, limits)
+        most = self.settings.limits.processes + 1
+        calls = Calls(worker, journal, watch, self._offered, most)
+        run = self._run = Run(journal, watch, calls)
         worker.limit(self.settings.limits.memory_bytes)
         worker.handler = lambda frame: self._handle(worker, run, frame)
         worker.ask(command)
-        journal.on_failure = lambda error: worker.push(_Problem(error))
+        journal.on_failure = calls.on_failure = lambda error: worker.push(_Problem(error))
+        calls.on_wait = self._pool.notify
         stall = None
         if journal.expecting:
             stall = asyncio.ensure_future(self._watch_stall(worker, run))
@@ -224,7 +222,7 @@ class CpythonSession:
                 frame = await worker.next_frame()
                 if isinstance(frame, frames.FinalFrame):
                     await _check_final(frame.value)
-                done = self._take(worker, run, frame)
+                done = self._take(run, frame)
             journal.check_files(results.file_reads(done.files))
             journal.check_end()
             return self._result(run, done)
@@ -246,8 +244,7 @@ class CpythonSession:
             run.watch.stop()
             worker.handler = None
             worker.settle()
-            for task in run.decoding:
-                task.cancel()
+            calls.close()
             self._run = None
             self._chunks.forget()
             if stall is not None:
@@ -263,23 +260,24 @@ class CpythonSession:
 
     def _handle(self, worker: Worker, run: Run, frame: frames.Frame) -> bool:
         """Do at once what need not wait for the task that evaluates: calls, above all."""
-        if isinstance(frame, frames.FinalFrame | frames.EndedFrame):
-            run.over = True
-        if not isinstance(frame, frames.CallFrame | frames.ChunkFrame):
-            return False
         try:
-            self._take(worker, run, frame)
+            match frame:
+                case frames.CallFrame():
+                    run.calls.take(frame)
+                case frames.ChunkFrame():
+                    self._chunks.receive(frame)
+                case frames.FinalFrame() | frames.EndedFrame():
+                    run.calls.over = True
+                    return False
+                case _:
+                    return False
         except (KernelProtocolError, Diverged) as error:
             worker.push(_Problem(error))
         return True
 
-    def _take(self, worker: Worker, run: Run, frame: Any) -> frames.DoneFrame | None:
+    def _take(self, run: Run, frame: Any) -> frames.DoneFrame | None:
         """Do what a frame asks for; return it if it is the last one of its cell."""
         match frame:
-            case frames.ChunkFrame():
-                self._chunks.receive(frame)
-            case frames.CallFrame():
-                self._take_call(worker, run, frame)
             case frames.FinalFrame() if run.final is None:
                 run.final = Encoded(frame.value.encoding, frame.value.data)
                 run.watch.unwind()
@@ -297,93 +295,6 @@ class CpythonSession:
                 raise KernelProtocolError(f"the worker sent a {name} while its cell was running")
         return None
 
-    def _take_call(self, worker: Worker, run: Run, frame: frames.CallFrame) -> None:
-        if run.journal.open + len(run.decoding) > self.settings.limits.processes + 1:
-            raise KernelProtocolError("the worker has more calls open than threads")
-        if not any(function.path == frame.function for function in self.settings.functions):
-            raise KernelProtocolError(f"the worker called {frame.function!r}, which is not offered")
-        run.held += len(frame.arguments)
-        if run.over:
-            # One thread may have been about to call when another one called FINAL: no lie yet.
-            run.refused += 1
-            if run.refused > self.settings.limits.processes + 1:
-                raise KernelProtocolError("the worker went on calling after its cell was over")
-            self._refuse(worker, run, frame, "CallError", _FIXED)
-        elif len(frame.arguments) <= bounds.SMALL_BYTES:
-            self._ask(worker, run, frame, _arguments(frame))
-        elif run.held > HELD_BYTES:
-            reason = f"the calls under way hold {run.held} bytes; make fewer at once"
-            self._refuse(worker, run, frame, "ValueError", f"{frame.function}: {reason}")
-        else:
-            run.watch.pause()
-            task = asyncio.ensure_future(self._ask_large(worker, run, frame))
-            run.decoding.add(task)
-            task.add_done_callback(run.decoding.discard)
-
-    async def _ask_large(self, worker: Worker, run: Run, frame: frames.CallFrame) -> None:
-        """Decode big arguments beside the event loop, then ask."""
-        try:
-            excess = await asyncio.to_thread(bounds.excess, "json", frame.arguments)
-            if excess:
-                self._refuse(worker, run, frame, "ValueError", f"{frame.function}: {excess}")
-                return
-            arguments = await asyncio.to_thread(_arguments, frame)
-            if run.over:
-                self._refuse(worker, run, frame, "CallError", _FIXED)
-            else:
-                self._ask(worker, run, frame, arguments)
-        except (KernelProtocolError, Diverged) as error:
-            worker.push(_Problem(error))
-
-    def _refuse(
-        self, worker: Worker, run: Run, frame: frames.CallFrame, error: str, message: str
-    ) -> None:
-        self._answered(worker, run, frame, HostAnswer.failed(error, message, 0))
-
-    def _ask(
-        self, worker: Worker, run: Run, frame: frames.CallFrame, arguments: dict[str, Any]
-    ) -> None:
-        call = self._call(run, frame, arguments)
-        run.journal.threads = frame.threads
-        run.watch.pause()
-        run.journal.ask(call, lambda answer: self._answered(worker, run, frame, answer))
-        self._pool.notify()
-
-    def _call(self, run: Run, frame: frames.CallFrame, arguments: dict[str, Any]) -> HostCall:
-        files = results.file_reads(frame.files)
-        run.journal.check_files(files)
-        run.files.extend(files)
-        digest = digest_id(frame.arguments)
-        ordinal = run.journal.ordinal(frame.function, digest)
-        return HostCall(
-            frame.function,
-            Encoded("json", frame.arguments),
-            digest,
-            ordinal,
-            frame.function in self._pure,
-            tuple(arguments["args"]),
-            arguments["kwargs"],
-            files,
-        )
-
-    def _answered(
-        self, worker: Worker, run: Run, frame: frames.CallFrame, answer: HostAnswer
-    ) -> None:
-        run.held -= len(frame.arguments)
-        if not run.journal.open and not run.over:
-            run.watch.resume()
-        value = answer.value
-        worker.send(
-            {
-                "id": frame.id,
-                "encoding": "json" if value is None else value.encoding,
-                "data": b"null" if value is None else value.data,
-                "error": answer.error,
-                "message": answer.message,
-                "at_ns": answer.at_ns,
-            }
-        )
-
     async def _watch_stall(self, worker: Worker, run: Run) -> None:
         """End a re-run in which every call waits for one that the cell does not make."""
         loop, journal = asyncio.get_running_loop(), run.journal
@@ -394,7 +305,7 @@ class CpythonSession:
             if not journal.stuck or spent - before > 5_000_000:
                 before, since = spent, now
             stalled = journal.open >= journal.threads or now - since > STALL_SECONDS
-            if journal.stuck and stalled and not run.decoding and not journal.skip():
+            if journal.stuck and stalled and not run.calls.decoding and not journal.skip():
                 text = "the cell waits for calls that it made when it first ran and not now"
                 worker.push(_Problem(Diverged(text)))
 
@@ -562,22 +473,6 @@ async def _in_time() -> AsyncIterator[None]:
             f"the worker did not answer within {_SETUP_SECONDS:g} seconds; the namespace is as at "
             "its last checkpoint: try again"
         ) from None
-
-
-def _arguments(frame: frames.CallFrame) -> dict[str, Any]:
-    try:
-        arguments = values.decode("json", frame.arguments)
-    except Corruption:
-        arguments = None
-    if (
-        type(arguments) is not dict
-        or arguments.keys() != {"args", "kwargs"}
-        or type(arguments["args"]) is not list
-        or type(arguments["kwargs"]) is not dict
-        or not all(type(name) is str for name in arguments["kwargs"])
-    ):
-        raise KernelProtocolError(f"the arguments of {frame.function!r} do not decode")
-    return arguments
 
 
 async def _check_final(part: frames.EncodedPart) -> None:

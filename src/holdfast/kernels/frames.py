@@ -82,9 +82,10 @@ class CallFrame(_Frame, tag="call", frozen=True):
 
     id: _Count
     function: _Name
-    arguments: bytes
     files: _Reads
     threads: _Count
+    # As they were sent, not decoded: they may be many.
+    arguments: msgspec.Raw
 
 
 class FinalFrame(_Frame, tag="final", frozen=True):
@@ -164,11 +165,9 @@ Message = (
 )
 Frame = Message | ChunkFrame
 
-_decoder = msgspec.msgpack.Decoder(Message)
-_level_decoder = msgspec.msgpack.Decoder(Literal["os", "none"])
-_pieces_decoder = msgspec.msgpack.Decoder(
-    Annotated[list[Piece], msgspec.Meta(max_length=MAX_PIECES)]
-)
+_decoder = msgspec.json.Decoder(Message)
+_level_decoder = msgspec.json.Decoder(Literal["os", "none"])
+_pieces_decoder = msgspec.json.Decoder(Annotated[list[Piece], msgspec.Meta(max_length=MAX_PIECES)])
 
 
 class FrameReader:
@@ -184,24 +183,32 @@ class FrameReader:
 
     def feed(self, data: bytes) -> list[Frame]:
         """Return the frames that these bytes complete; raise KernelProtocolError on nonsense."""
-        buffer = self._buffer
-        buffer += data
+        whole: bytes | bytearray = data
+        if self._buffer:
+            self._buffer += data
+            whole = self._buffer
         frames: list[Frame] = []
-        while len(buffer) >= HEADER_BYTES:
-            kind, size = buffer[0], int.from_bytes(buffer[1:HEADER_BYTES], "big")
+        start = 0
+        while len(whole) >= start + HEADER_BYTES:
+            body = start + HEADER_BYTES
+            kind, size = whole[start], int.from_bytes(whole[start + 1 : body], "big")
             if size > self._left.get(kind, -1):
                 raise KernelProtocolError(
                     f"the worker announced a frame of kind {kind} with {size} bytes, which is "
                     "more than the protocol allows it; the worker was stopped"
                 )
-            if len(buffer) < HEADER_BYTES + size:
+            if len(whole) < body + size:
                 break
-            with memoryview(buffer) as view:
-                body = bytes(view[HEADER_BYTES : HEADER_BYTES + size])
-            del buffer[: HEADER_BYTES + size]
+            start = body + size
+            with memoryview(whole) as view:
+                content = bytes(view[body:start])
             if kind == CHUNK:
                 self._left[CHUNK] -= size
-            frames.append(_chunk(body) if kind == CHUNK else _message(body))
+            frames.append(_chunk(content) if kind == CHUNK else _message(content))
+        if whole is self._buffer:
+            del self._buffer[:start]
+        else:
+            self._buffer += data[start:]
         return frames
 
 
@@ -216,7 +223,7 @@ def _message(body: bytes) -> Message:
     return message
 
 
-def _decode(decoder: msgspec.msgpack.Decoder[Any], body: bytes) -> Any:
+def _decode(decoder: msgspec.json.Decoder[Any], body: bytes) -> Any:
     try:
         return decoder.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OverflowError) as error:

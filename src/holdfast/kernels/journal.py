@@ -10,7 +10,6 @@ new before it has done again what it did. A cell that ends or stalls with claims
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -65,7 +64,7 @@ class Journal:
         for entry in self._entries.values():
             entry.claimed, entry.skipped, entry.deliver = False, False, None
         self.unclaimed = sum(not entry.pure for entry in self._entries.values())
-        self._counts: Counter[tuple[str, str]] = Counter()
+        self._counts: dict[tuple[str, str], int] = {}
         self._blocked: list[tuple[HostCall, Deliver]] = []
         self._next = 0
         self.open = 0
@@ -81,8 +80,8 @@ class Journal:
 
     def ordinal(self, function: str, digest: str) -> int:
         """Return which one of its like this call is, and count it."""
-        number = self._counts[function, digest]
-        self._counts[function, digest] += 1
+        number = self._counts.get((function, digest), 0)
+        self._counts[function, digest] = number + 1
         return number
 
     def check_end(self) -> None:
@@ -97,14 +96,15 @@ class Journal:
 
     def ask(self, call: HostCall, deliver: Deliver) -> None:
         """Have a call answered: `deliver` gets the answer when it is its turn."""
-        self.calls.setdefault(call.key)
+        key = call.key
+        self.calls.setdefault(key)
         self.open += 1
-        entry = self._entries.get(call.key)
+        entry = self._entries.get(key)
         if entry is None and not call.pure and self.unclaimed:
             self._blocked.append((call, deliver))
             return
         if entry is None:
-            entry = self._entries[call.key] = _Entry(call.key, call.pure)
+            entry = self._entries[key] = _Entry(key, call.pure)
         elif not entry.pure:
             self.unclaimed -= 1
         entry.claimed, entry.deliver = True, deliver

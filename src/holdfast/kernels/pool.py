@@ -53,10 +53,12 @@ class WorkerPool:
         self._idle_seconds = idle_seconds
         self.nursery = Nursery()
         self._holders: list[Holder] = []
-        self._idle: dict[Holder, asyncio.TimerHandle] = {}
+        # Since when, the longest first; one timer takes back what was idle for too long.
+        self._idle: dict[Holder, float] = {}
+        self._sweep: asyncio.TimerHandle | None = None
         self._waiting: list[tuple[int, int]] = []
         self._numbers = itertools.count()
-        self._change = asyncio.Event()
+        self._watchers: list[asyncio.Future[None]] = []
         self._closed = False
         self.peak = 0
 
@@ -73,8 +75,7 @@ class WorkerPool:
         heapq.heappush(self._waiting, ticket)
         try:
             while self._waiting[0] != ticket or not self._make_room():
-                change = self._change
-                await change.wait()
+                await self._changed()
             self._holders.append(holder)
             self.peak = max(self.peak, len(self._holders))
         finally:
@@ -126,35 +127,53 @@ class WorkerPool:
 
     def busy(self, holder: Holder) -> None:
         """Note that a session uses its worker."""
-        timer = self._idle.pop(holder, None)
-        if timer is not None:
-            timer.cancel()
+        self._idle.pop(holder, None)
 
     def idle(self, holder: Holder) -> None:
         """Note that a session does not need its worker for now."""
         self.busy(holder)
         if holder.worker is None or self._closed:
             return
-        loop = asyncio.get_running_loop()
-        self._idle[holder] = loop.call_later(self._idle_seconds, self.reclaim, holder)
+        self._idle[holder] = asyncio.get_running_loop().time()
         while len(self._idle) > self._max_idle:
             self.reclaim(next(iter(self._idle)))
+        if self._sweep is None:
+            self._sweep_idle()
         self.notify()
+
+    def _sweep_idle(self) -> None:
+        """Take back the workers that were idle for too long, and look again when the next is."""
+        self._sweep = None
+        loop = asyncio.get_running_loop()
+        for holder, since in list(self._idle.items()):
+            until = since + self._idle_seconds
+            if until > loop.time():
+                self._sweep = loop.call_at(until, self._sweep_idle)
+                return
+            self.reclaim(holder)
 
     async def wait_until_empty(self) -> None:
         """Wait until no session holds a worker."""
         while self._holders:
-            change = self._change
-            await change.wait()
+            await self._changed()
+
+    async def _changed(self) -> None:
+        watcher = asyncio.get_running_loop().create_future()
+        self._watchers.append(watcher)
+        await watcher
 
     def notify(self) -> None:
         """Let those who wait look again."""
-        self._change.set()
-        self._change = asyncio.Event()
+        watchers, self._watchers = self._watchers, []
+        for watcher in watchers:
+            if not watcher.done():
+                watcher.set_result(None)
 
     async def close(self) -> None:
         """Stop every worker."""
         self._closed = True
+        if self._sweep is not None:
+            self._sweep.cancel()
         for holder in list(self._holders):
             self.reclaim(holder)
         self.nursery.close()

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from holdfast.kernels import frames
 from holdfast.kernels import manifest as manifests
+from holdfast.kernels.calls import Calls
 from holdfast.kernels.journal import Journal
 from holdfast.kernels.port import (
     CellError,
@@ -33,15 +33,9 @@ class Run:
 
     journal: Journal
     watch: Watch
+    calls: Calls
     final: Encoded | None = None
-    # The cell has called FINAL or says that it has ended: no call is made for it any more.
-    over: bool = False
     ended: bool = False
-    refused: int = 0
-    # Calls whose arguments are being decoded, and the bytes of all those that are open.
-    decoding: set[asyncio.Task[None]] = field(default_factory=set)
-    held: int = 0
-    files: list[FileRead] = field(default_factory=list)
 
 
 def finished(
@@ -61,7 +55,7 @@ def finished(
         error=error,
         limit=limit,
         calls=tuple(run.journal.calls),
-        files=(*run.files, *file_reads(done.files)),
+        files=(*run.calls.files, *file_reads(done.files)),
         checkpoint=checkpoint,
         namespace_kept=checkpoint is not None,
         unrestorable=unrestorable,
@@ -80,7 +74,7 @@ def cut(run: Run) -> CellResult:
         limit=run.watch.tripped,
         detail="the cell did not stop when asked; its worker was ended",
         calls=tuple(run.journal.calls),
-        files=tuple(run.files),
+        files=tuple(run.calls.files),
         namespace_kept=False,
     )
 
@@ -93,7 +87,7 @@ def diverged(run: Run, detail: str) -> CellResult:
         stderr=_NOTHING,
         detail=detail,
         calls=tuple(run.journal.calls),
-        files=tuple(run.files),
+        files=tuple(run.calls.files),
         namespace_kept=False,
     )
 

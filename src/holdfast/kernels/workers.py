@@ -2,14 +2,16 @@
 
 Workers are forked from one process that has loaded the interpreter for all of them. That process
 is started with nothing: no environment but a constant hash seed, no site packages, no descriptors
-but its end of a socket pair. The host trusts neither what it says nor that it listens:
-interrupting is a request, killing is what counts.
+but its end of a socket pair. A worker is spoken to over a pair of pipes, which wake the process
+that waits and no other; a socket would wake its sender, too. The host trusts neither what a worker
+says nor that it listens: interrupting is a request, killing is what counts.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
 import os
 import signal
 import socket
@@ -31,6 +33,7 @@ _FLAGS = ("-s", "-S", "-P", "-X", "utf8")
 _ENVIRONMENT = {"PYTHONHASHSEED": "0"}
 # Frames that may wait to be taken before the worker is no longer listened to.
 MOST_WAITING = 8
+READ_BYTES = 1 << 16
 _UNASKED = "the worker sent something that nobody asked for; the worker was stopped"
 
 
@@ -91,23 +94,26 @@ class Nursery:
         """
         parent = self.start()
         assert self._control is not None
-        ours, theirs = socket.socketpair()
-        answer = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        answer = loop.create_future()
+        incoming, theirs = _pipe()
         with theirs:
-            try:
-                kind = b"F" if own_paths else b"A"
-                socket.send_fds(self._control, [kind], [theirs.fileno()])
-                self._answers.append(answer)
-                worker = Worker(await answer, parent, self)
-            except OSError as error:
-                ours.close()
-                self.close()
-                raise KernelDied(f"a worker could not be started: {error}; try again") from error
-            except BaseException:
-                ours.close()
-                raise
-        await asyncio.get_running_loop().create_connection(lambda: worker, sock=ours)
-        return worker
+            hears, outgoing = _pipe()
+            with hears:
+                try:
+                    request = [b"F" if own_paths else b"A"]
+                    socket.send_fds(self._control, request, [hears.fileno(), theirs.fileno()])
+                    self._answers.append(answer)
+                    return Worker(await answer, parent, self, incoming, outgoing)
+                except BaseException as error:
+                    incoming.close()
+                    outgoing.close()
+                    if not isinstance(error, OSError):
+                        raise
+                    self.close()
+                    raise KernelDied(
+                        f"a worker could not be started: {error}; try again"
+                    ) from error
 
     def reap(self, number: int) -> None:
         """End a process and let go of its number."""
@@ -131,10 +137,12 @@ class Nursery:
                 answer.set_exception(OSError("the process that workers come from has ended"))
 
 
-class Worker(asyncio.Protocol):
+class Worker:
     """The host's end of one worker process."""
 
-    def __init__(self, pid: int, parent: int, nursery: Nursery) -> None:
+    def __init__(
+        self, pid: int, parent: int, nursery: Nursery, incoming: io.FileIO, outgoing: io.FileIO
+    ) -> None:
         self.pid = pid
         self.parent = parent
         self.lost: KernelError | None = None
@@ -146,30 +154,52 @@ class Worker(asyncio.Protocol):
         self._reader = frames.FrameReader()
         self._frames: deque[Frame] = deque()
         self._waiter: asyncio.Future[None] | None = None
-        self._transport: asyncio.Transport | None = None
+        self._loop = asyncio.get_running_loop()
+        self._incoming, self._outgoing = incoming, outgoing
+        self._unsent: deque[memoryview] = deque()
+        self._paused = False
+        for stream in (incoming, outgoing):
+            os.set_blocking(stream.fileno(), False)
+        self._loop.add_reader(incoming, self._readable)
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        transport.set_write_buffer_limits(1 << 26)
-        self._transport = transport
-
-    def data_received(self, data: bytes) -> None:
+    def _readable(self) -> None:
         try:
-            if not self._asked:
+            data = self._incoming.read(READ_BYTES)
+        except OSError:
+            data = b""
+        if data is None:
+            return
+        try:
+            if not data:
+                self.kill(None)
+            elif not self._asked:
                 raise KernelProtocolError(_UNASKED)
             for frame in self._reader.feed(data):
                 if self.handler is None or not self.handler(frame):
                     self._frames.append(frame)
         except KernelProtocolError as error:
             self.kill(error)
-        if len(self._frames) > MOST_WAITING and self._transport is not None:
-            self._transport.pause_reading()
+        if len(self._frames) > MOST_WAITING and self.lost is None:
+            self._loop.remove_reader(self._incoming)
+            self._paused = True
         self._wake()
 
-    def connection_lost(self, error: Exception | None) -> None:
-        if self.lost is None:
+    def _writable(self) -> None:
+        if self._flush() and self.lost is None:
+            self._loop.remove_writer(self._outgoing)
+
+    def _flush(self) -> bool:
+        """Write what the pipe takes; return whether nothing is left."""
+        try:
+            while self._unsent:
+                sent = self._outgoing.write(self._unsent[0]) or 0
+                if sent < len(self._unsent[0]):
+                    self._unsent[0] = self._unsent[0][sent:]
+                    return False
+                self._unsent.popleft()
+        except OSError:
             self.kill(None)
-        self._wake()
+        return True
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
@@ -185,10 +215,11 @@ class Worker(asyncio.Protocol):
         while not self._frames:
             if self.lost is not None:
                 raise Lost(self.lost)
-            self._waiter = asyncio.get_running_loop().create_future()
+            self._waiter = self._loop.create_future()
             await self._waiter
-        if self._transport is not None:
-            self._transport.resume_reading()
+        if self._paused and self.lost is None:
+            self._paused = False
+            self._loop.add_reader(self._incoming, self._readable)
         return self._frames.popleft()
 
     def limit(self, chunk_bytes: int) -> None:
@@ -213,8 +244,11 @@ class Worker(asyncio.Protocol):
 
     def send_raw(self, frame: bytes) -> None:
         """Send a frame as it is."""
-        if self.lost is None and self._transport is not None:
-            self._transport.write(frame)
+        if self.lost is not None:
+            return
+        self._unsent.append(memoryview(frame))
+        if len(self._unsent) == 1 and not self._flush():
+            self._loop.add_writer(self._outgoing, self._writable)
 
     def cpu_ns(self) -> int:
         """Return the CPU time that the process has used so far, all threads together."""
@@ -251,8 +285,17 @@ class Worker(asyncio.Protocol):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(self.pid, signal.SIGKILL)
         self._nursery.reap(self.pid)
-        if self._transport is not None:
-            self._transport.abort()
+        self._loop.remove_reader(self._incoming)
+        self._loop.remove_writer(self._outgoing)
+        self._incoming.close()
+        self._outgoing.close()
+        self._unsent.clear()
+        self._wake()
+
+
+def _pipe() -> tuple[io.FileIO, io.FileIO]:
+    reads, writes = os.pipe()
+    return io.FileIO(reads, "r"), io.FileIO(writes, "w")
 
 
 def interpreter() -> str:

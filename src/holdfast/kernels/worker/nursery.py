@@ -42,23 +42,26 @@ class Nursery:
         self._warm()
         self._prepare()
         while True:
-            request, ancillary, _, _ = self._control.recvmsg(16, _socket.CMSG_SPACE(4))
+            request, ancillary, _, _ = self._control.recvmsg(16, _socket.CMSG_SPACE(8))
             if not request:
                 os._exit(0)
             if request[0] in (FORK, FORK_ALIKE):
-                self._fork(int.from_bytes(ancillary[0][2], sys.byteorder))
+                sent = ancillary[0][2]
+                pipes = (sent[:4], sent[4:8])
+                self._fork(*(int.from_bytes(pipe, sys.byteorder) for pipe in pipes))
                 if request[0] == FORK:
                     # That worker adds paths of its session to rules that are one kernel object.
                     self._prepare(renew=True)
             elif request[0] == REAP:
                 self._reap(int.from_bytes(request[1:], "big"))
 
-    def _fork(self, descriptor: int) -> None:
+    def _fork(self, incoming: int, outgoing: int) -> None:
         process = os.fork()
         if process == 0:
             self._control.close()
-            self._worker.serve(descriptor)
-        os.close(descriptor)
+            self._worker.serve(incoming, outgoing)
+        os.close(incoming)
+        os.close(outgoing)
         self._control.send(process.to_bytes(4, "big"))
 
     def _reap(self, process: int) -> None:

@@ -56,9 +56,9 @@ class Worker:
         self.final: dict[str, Any] | None = None
         self.cells = 0
 
-    def serve(self, descriptor: int) -> NoReturn:
-        """Do what the host asks over a descriptor until it goes away."""
-        self.channel.descriptor = descriptor
+    def serve(self, incoming: int, outgoing: int) -> NoReturn:
+        """Do what the host asks over two pipes until it goes away."""
+        self.channel.incoming, self.channel.outgoing = incoming, outgoing
         does = {
             "open": self.open,
             "load": self.load,
@@ -96,7 +96,7 @@ class Worker:
             return None
         from holdfast.kernels import confinement
 
-        keep = (0, 1, 2, self.channel.descriptor)
+        keep = (0, 1, 2, self.channel.incoming, self.channel.outgoing)
         return confinement.confine(confinement.Policy(**policy, keep_fds=keep)).to_record()
 
     def _offer(self, command: dict[str, Any]) -> None:
@@ -185,7 +185,7 @@ class Worker:
         self._repair()
         self.bridge.begin()
         # What follows the cell may have to open files, even if the cell has used up its own.
-        reserve = [os.dup(self.channel.descriptor) for _ in range(2)]
+        reserve = [os.dup(self.channel.incoming) for _ in range(2)]
         began = monotonic_ns()
         outcome: dict[str, Any] = {"status": "ok", "value": None, "error": None}
         try:

@@ -1,7 +1,8 @@
-"""The worker's end of the frame pipe.
+"""The worker's end of the frame pipes.
 
 A frame is a kind byte, a four-byte length and a body. What the host sends is marshalled, which the
-interpreter reads at once; what the worker sends is MessagePack, which the host can check strictly.
+interpreter reads at once; what the worker sends is JSON, which it writes at once as well and which
+the host can check strictly.
 Interrupts arrive as signals at any moment, and one that cut into the moving of a frame would make
 the pipe lose its place: it is kept until the frame is whole. The host sends an empty frame after
 the signal, so a worker that waits for an answer notices.
@@ -9,13 +10,14 @@ the signal, so a worker that waits for an answer notices.
 
 from __future__ import annotations
 
+import _json
 import _thread
 import marshal
 import os
+from binascii import b2a_base64
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from typing import Any
 
 MESSAGE, CHUNK = 0, 1
@@ -65,10 +67,10 @@ class Shield:
 
 
 class Channel:
-    """Frames over one descriptor, written by any thread, read by one at a time."""
+    """Frames over two pipes, written by any thread, read by one at a time."""
 
     def __init__(self, shield: Shield) -> None:
-        self.descriptor = -1
+        self.incoming = self.outgoing = -1
         self.shield = shield
         self._writing = _thread.allocate_lock()
         self._buffer = b""
@@ -101,26 +103,21 @@ class Channel:
         return buffer[5:size]
 
     def _some(self, size: int) -> bytes:
-        data = self._read(self.descriptor, size)
+        data = self._read(self.incoming, size)
         if not data:
             os._exit(0)
         return data
 
     def send(self, message: dict[str, Any]) -> None:
         """Send one message."""
-        self._send(MESSAGE, pack(message))
+        self._send(MESSAGE, dumps(message))
 
     def send_call(
         self, number: int, function: str, arguments: bytes, files: list[Any], threads: int
     ) -> None:
-        """Send a call: the message that must be quick is put together by hand."""
-        name = function.encode()
-        parts = (
-            *(_CALL, number.to_bytes(8, "big"), _FUNCTION, len(name).to_bytes(4, "big"), name),
-            *(_ARGUMENTS, len(arguments).to_bytes(4, "big"), arguments),
-            *(_FILES, pack(files) if files else b"\x90", _THREADS, pack(threads)),
-        )
-        self._send(MESSAGE, b"".join(parts))
+        """Send a call, whose arguments are JSON already."""
+        parts = (number, dumps(function), dumps(files), threads, arguments)
+        self._send(MESSAGE, _CALL % parts)
 
     def send_chunk(self, identifier: str, parts: list[bytes]) -> None:
         """Send the bytes of a chunk under its content id."""
@@ -138,49 +135,28 @@ class Channel:
                     self._put(part)
 
     def _put(self, data: bytes) -> None:
-        sent = self._write(self.descriptor, data)
+        sent = self._write(self.outgoing, data)
         if sent < len(data):
             view = memoryview(data)
             while sent < len(data):
-                sent += self._write(self.descriptor, view[sent:])
+                sent += self._write(self.outgoing, view[sent:])
 
 
-_KEYS: dict[str, bytes] = {}
-_CALL = b"\x86\xa4kind\xa4call\xa2id\xd3"
-_FUNCTION, _ARGUMENTS = b"\xa8function\xdb", b"\xa9arguments\xc6"
-_FILES, _THREADS = b"\xa5files", b"\xa7threads"
+_CALL = b'{"kind":"call","id":%d,"function":%b,"files":%b,"threads":%d,"arguments":%b}'
 
 
-def pack(value: Any) -> bytes:
-    """Return the MessagePack form of plain data."""
-    parts: list[bytes] = []
-    _pack(value, parts.append)
-    return b"".join(parts)
+def _in_base64(value: Any) -> str:
+    if type(value) is not bytes:
+        raise TypeError(f"a {type(value).__name__} does not fit into a message")
+    return b2a_base64(value, newline=False).decode("ascii")
 
 
-def _pack(value: Any, put: Callable[[bytes], None]) -> None:
-    kind = type(value)
-    if kind is str:
-        data = value.encode("utf-8", "replace")
-        size = len(data)
-        put((bytes((0xA0 | size,)) if size < 32 else b"\xdb" + size.to_bytes(4, "big")) + data)
-    elif kind is int:
-        small = 0 <= value < 128
-        put(bytes((value,)) if small else b"\xd3" + value.to_bytes(8, "big", signed=True))
-    elif kind is bytes:
-        put(b"\xc6" + len(value).to_bytes(4, "big"))
-        put(value)
-    elif kind is dict:
-        put(b"\xdf" + len(value).to_bytes(4, "big"))
-        for key, item in value.items():
-            known = _KEYS.get(key)
-            if known is None:
-                known = _KEYS[key] = bytes((0xA0 | len(key),)) + key.encode()
-            put(known)
-            _pack(item, put)
-    elif kind is list or kind is tuple:
-        put(b"\xdd" + len(value).to_bytes(4, "big"))
-        for item in value:
-            _pack(item, put)
-    else:
-        put(b"\xc0" if value is None else b"\xc3" if value is True else b"\xc2")
+# The encoder below the json package, which would be another file to load at start.
+_encoder = _json.make_encoder(
+    None, _in_base64, _json.encode_basestring, None, ":", ",", False, False, False
+)
+
+
+def dumps(value: Any) -> bytes:
+    """Return the JSON of plain data, in which bytes stand as base64."""
+    return "".join(_encoder(value, 0)).encode("utf-8", "replace")

@@ -1,0 +1,161 @@
+"""The host calls of one run of a cell: checked, asked, answered.
+
+A call is handled right where its frame is read, so that nothing stands between the worker and the
+function of the host but that function. Whatever the worker says about a call is checked first:
+that the function is offered, that no more calls are open than it can have threads, how much they
+hold. Arguments that are large to decode are decoded beside the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from holdfast.core import values
+from holdfast.core.errors import Corruption, KernelProtocolError
+from holdfast.core.records import digest_id
+from holdfast.kernels import frames
+from holdfast.kernels.journal import Diverged, Journal
+from holdfast.kernels.port import Encoded, FileRead, HostAnswer, HostCall
+from holdfast.kernels.watch import Watch
+from holdfast.kernels.worker import bounds
+from holdfast.kernels.workers import Worker
+
+HELD_BYTES = 4 * bounds.MAX_BYTES
+_FIXED = "the answer is fixed"
+_NULL = Encoded("json", b"null")
+
+
+class Calls:
+    """The calls of one run; `offered` says of every function whether it is pure."""
+
+    def __init__(
+        self,
+        worker: Worker,
+        journal: Journal,
+        watch: Watch,
+        offered: Mapping[str, bool],
+        most: int,
+    ) -> None:
+        # The cell has called FINAL or says that it has ended: no call is made for it any more.
+        self.over = False
+        self.files: list[FileRead] = []
+        # Told when a call has begun to wait, and of what is wrong with one that was decoded apart.
+        self.on_wait: Callable[[], None] = lambda: None
+        self.on_failure: Callable[[BaseException], None] = lambda error: None
+        self._worker = worker
+        self._journal = journal
+        self._watch = watch
+        self._offered = offered
+        self._most = most
+        self._refused = 0
+        self._held = 0
+        self._decoding: set[asyncio.Task[None]] = set()
+
+    @property
+    def decoding(self) -> bool:
+        """Return whether arguments are being decoded."""
+        return bool(self._decoding)
+
+    def close(self) -> None:
+        """Decode no more."""
+        for task in self._decoding:
+            task.cancel()
+
+    def take(self, frame: frames.CallFrame) -> None:
+        """Have a call answered; raise KernelProtocolError or Diverged if it cannot be one."""
+        if self._journal.open + len(self._decoding) > self._most:
+            raise KernelProtocolError("the worker has more calls open than threads")
+        if frame.function not in self._offered:
+            raise KernelProtocolError(f"the worker called {frame.function!r}, which is not offered")
+        data = bytes(frame.arguments)
+        self._held += len(data)
+        if self.over:
+            # One thread may have been about to call when another one called FINAL: no lie yet.
+            self._refused += 1
+            if self._refused > self._most:
+                raise KernelProtocolError("the worker went on calling after its cell was over")
+            self._refuse(frame, data, "CallError", _FIXED)
+        elif len(data) <= bounds.SMALL_BYTES:
+            self._ask(frame, data, _arguments(frame, data))
+        elif self._held > HELD_BYTES:
+            reason = f"the calls under way hold {self._held} bytes; make fewer at once"
+            self._refuse(frame, data, "ValueError", f"{frame.function}: {reason}")
+        else:
+            self._watch.pause()
+            task = asyncio.ensure_future(self._ask_large(frame, data))
+            self._decoding.add(task)
+            task.add_done_callback(self._decoding.discard)
+
+    async def _ask_large(self, frame: frames.CallFrame, data: bytes) -> None:
+        try:
+            excess = await asyncio.to_thread(bounds.excess, "json", data)
+            if excess:
+                self._refuse(frame, data, "ValueError", f"{frame.function}: {excess}")
+                return
+            arguments = await asyncio.to_thread(_arguments, frame, data)
+            if self.over:
+                self._refuse(frame, data, "CallError", _FIXED)
+            else:
+                self._ask(frame, data, arguments)
+        except (KernelProtocolError, Diverged) as error:
+            self.on_failure(error)
+
+    def _refuse(self, frame: frames.CallFrame, data: bytes, error: str, message: str) -> None:
+        self._answer(frame.id, len(data), HostAnswer.failed(error, message, 0))
+
+    def _ask(self, frame: frames.CallFrame, data: bytes, arguments: dict[str, Any]) -> None:
+        journal = self._journal
+        files = tuple(FileRead(path, digest) for path, digest in frame.files)
+        if files:
+            journal.check_files(files)
+            self.files.extend(files)
+        digest = digest_id(data)
+        call = HostCall(
+            frame.function,
+            Encoded("json", data),
+            digest,
+            journal.ordinal(frame.function, digest),
+            self._offered[frame.function],
+            tuple(arguments["args"]),
+            arguments["kwargs"],
+            files,
+        )
+        journal.threads = frame.threads
+        self._watch.pause()
+        journal.ask(call, partial(self._answer, frame.id, len(data)))
+        self.on_wait()
+
+    def _answer(self, number: int, held: int, answer: HostAnswer) -> None:
+        self._held -= held
+        if not self._journal.open and not self.over:
+            self._watch.resume()
+        value = answer.value or _NULL
+        self._worker.send(
+            {
+                "id": number,
+                "encoding": value.encoding,
+                "data": value.data,
+                "error": answer.error,
+                "message": answer.message,
+                "at_ns": answer.at_ns,
+            }
+        )
+
+
+def _arguments(frame: frames.CallFrame, data: bytes) -> dict[str, Any]:
+    try:
+        arguments = values.decode("json", data)
+    except Corruption:
+        arguments = None
+    if (
+        type(arguments) is not dict
+        or arguments.keys() != {"args", "kwargs"}
+        or type(arguments["args"]) is not list
+        or type(arguments["kwargs"]) is not dict
+        or not all(type(name) is str for name in arguments["kwargs"])
+    ):
+        raise KernelProtocolError(f"the arguments of {frame.function!r} do not decode")
+    return arguments
