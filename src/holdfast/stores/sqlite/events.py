@@ -27,26 +27,33 @@ _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(dict[str, Any]).decode
 
 
-def insert(cursor: apsw.Cursor, key: int, events: Iterable[Event]) -> None:
-    """Add events to a session's log."""
-    cursor.executemany(SQL["insert_event"], [_row(key, event) for event in events])
+def stored(key: int, events: Iterable[Event]) -> list[tuple[Any, ...]]:
+    """Return the rows of a session's events."""
+    return [
+        (
+            key,
+            event.seq,
+            event.type,
+            event.version,
+            event.at,
+            bytes.fromhex(event.digest),
+            data_text(event),
+        )
+        for event in events
+    ]
+
+
+def insert(cursor: apsw.Cursor, rowed: list[tuple[Any, ...]]) -> None:
+    """Add event rows to a session's log."""
+    if len(rowed) == 1:
+        cursor.execute(SQL["insert_event"], rowed[0])
+    else:
+        cursor.executemany(SQL["insert_event"], rowed)
 
 
 def heal(cursor: apsw.Cursor, key: int, events: Iterable[Event]) -> None:
     """Put events where a session's log has others or none."""
-    cursor.executemany(SQL["heal_event"], [_row(key, event) for event in events])
-
-
-def _row(key: int, event: Event) -> tuple[Any, ...]:
-    return (
-        key,
-        event.seq,
-        event.type,
-        event.version,
-        event.at,
-        bytes.fromhex(event.digest),
-        data_text(event),
-    )
+    cursor.executemany(SQL["heal_event"], stored(key, events))
 
 
 def data_text(event: Event) -> str:
@@ -111,19 +118,25 @@ class States:
     """The states of sessions, from memory where it is right, else from snapshot and log."""
 
     def __init__(self) -> None:
-        self._known: dict[str, State] = {}
+        self._known: dict[str, tuple[SessionRow, State]] = {}
 
-    def remember(self, state: State) -> None:
+    def known(self, session_id: str) -> tuple[SessionRow, State] | None:
+        """Return the state at hand and its session's row, of which only what never moves counts."""
+        return self._known.get(session_id)
+
+    def remember(self, row: SessionRow, state: State) -> None:
         """Keep a state at hand."""
         if len(self._known) >= CACHED_STATES:
             self._known.clear()
-        self._known[state.session] = state
+        self._known[row.id] = (row, state)
 
     def load(self, cursor: apsw.Cursor, row: SessionRow) -> State:
         """Return the state at the tip of a session's log."""
         known = self._known.get(row.id)
-        if known is not None and known.seq == row.seq and known.digest == row.digest.hex():
-            return known
+        if known is not None:
+            state = known[1]
+            if state.seq == row.seq and state.digest == row.digest.hex():
+                return state
         state = _restore(cursor, row) or empty(row.id)
         for event in read(cursor, row, after=state.seq):
             if event.seq != state.seq + 1:
@@ -133,8 +146,8 @@ class States:
         if state.seq != row.seq or state.digest != row.digest.hex():
             raise gap(row, state.seq + 1)
         known = self._known.get(row.id)
-        if known is None or known.seq <= state.seq:
-            self.remember(state)  # a reader may be behind the writer; the newer state stays
+        if known is None or known[1].seq <= state.seq:
+            self.remember(row, state)  # a reader may be behind the writer; the newer state stays
         return state
 
 

@@ -14,7 +14,7 @@ import apsw
 from msgspec import structs
 
 from holdfast.blobs.port import BlobStore
-from holdfast.core.errors import Corruption, InvalidInput, PositionConflict
+from holdfast.core.errors import Corruption, HoldfastError, InvalidInput, PositionConflict
 from holdfast.core.events import Event, now
 from holdfast.core.facts import Fact, SessionStarted
 from holdfast.core.fold import fold
@@ -37,6 +37,9 @@ from holdfast.stores.sqlite import events, leases, payloads, sessions
 from holdfast.stores.sqlite.database import SQL
 from holdfast.stores.sqlite.sessions import SessionRow
 
+AHEAD_FACTS = 32
+"""An append of more facts is computed in the writer's thread, not on the event loop."""
+
 
 class Request(NamedTuple):
     """What a caller asks to append."""
@@ -51,12 +54,14 @@ class Request(NamedTuple):
     adopt_from: str | None
 
 
-class Prepared(NamedTuple):
-    """An append that is checked and computed, not yet written."""
+class Foreseen(NamedTuple):
+    """An append as computed from the state in memory, down to the rows it writes."""
 
     row: SessionRow
-    batch: Batch
-    certain: bool
+    done: Appended
+    moved: tuple[Any, ...]
+    payloads: list[tuple[Any, ...]]
+    events: list[tuple[Any, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +103,44 @@ class Log:
         self._store(cursor, row, batch, source)
         return batch.state
 
-    def prepare(self, request: Request, cursor: apsw.Cursor) -> Prepared:
-        """Check an append against the session's row and compute its batch; write nothing."""
+    def foresee(self, request: Request) -> Foreseen | None:
+        """Compute a small append from the state in memory; None where that cannot tell the outcome.
+
+        This runs on the event loop while the writer commits, and writes nothing.
+        """
+        known = self.states.known(request.lease.session)
+        if known is None or known[1].seq != request.after_seq or len(request.facts) > AHEAD_FACTS:
+            return None
+        if request.consumes or request.adopt_from is not None:
+            return None
+        row, state = known
+        try:
+            batch = _batch(state, request)
+        except HoldfastError:
+            return None  # the transaction looks itself, and says why
+        given = batch.payloads.values()
+        if len(batch.refs) > len(given) or any(item.size > ROW_PAYLOAD_BYTES for item in given):
+            return None
+        return Foreseen(
+            row,
+            Appended(batch.events, batch.state, batch.head),
+            sessions.moved(row, request.lease, state, batch.state),
+            payloads.stored(row, given) if given else [],
+            events.stored(row.key, batch.events),
+        )
+
+    def realize(self, foreseen: Foreseen, cursor: apsw.Cursor) -> Appended | None:
+        """Append what was foreseen, or nothing where the session is not as it was thought to be."""
+        row, done, moved, kept, rowed = foreseen
+        if not sessions.try_move(cursor, moved):
+            return None
+        for one in kept:
+            payloads.insert(cursor, row, one, used=True)
+        self._finish(cursor, row, rowed, done.events[0].seq - 1, done.state)
+        return done
+
+    def append(self, request: Request, cursor: apsw.Cursor) -> Appended:
+        """Append one batch, checked against the session's row."""
         lease = request.lease
         row = sessions.find(cursor, lease.session)
         leases.check(cursor, row, lease)
@@ -109,23 +150,7 @@ class Log:
                 "state again",
                 seq=row.seq,
             )
-        batch = extend(
-            self.states.load(cursor, row),
-            request.facts,
-            at=now(),
-            head=request.head,
-            edges=request.edges,
-            payloads=request.payloads,
-        )
-        given = batch.payloads
-        in_rows = all(item.size <= ROW_PAYLOAD_BYTES for item in given.values())
-        plain = not request.consumes and request.adopt_from is None
-        certain = in_rows and plain and len(batch.refs) == len(given)
-        return Prepared(row, batch, certain)
-
-    def append(self, request: Request, prepared: Prepared, cursor: apsw.Cursor) -> Appended:
-        """Append one batch."""
-        row, batch, _ = prepared
+        batch = _batch(self.states.load(cursor, row), request)
         source = None
         if request.adopt_from is not None:
             source = sessions.find(cursor, request.adopt_from)
@@ -142,10 +167,21 @@ class Log:
             payloads.prove(cursor, self._blobs, row, batch, source)
         if batch.payloads:
             payloads.keep(cursor, self._blobs, row, batch.payloads.values(), used=True)
-        events.insert(cursor, row.key, batch.events)
-        if snapshots.is_due(batch.events[0].seq - 1, batch.state.seq):
-            events.take_snapshot(cursor, row.key, batch.state)
-        self.states.remember(batch.state)
+        rowed = events.stored(row.key, batch.events)
+        self._finish(cursor, row, rowed, batch.events[0].seq - 1, batch.state)
+
+    def _finish(
+        self,
+        cursor: apsw.Cursor,
+        row: SessionRow,
+        rowed: list[tuple[Any, ...]],
+        before: int,
+        state: State,
+    ) -> None:
+        events.insert(cursor, rowed)
+        if snapshots.is_due(before, state.seq):
+            events.take_snapshot(cursor, row.key, state)
+        self.states.remember(row, state)
 
     def _consume(self, cursor: apsw.Cursor, row: SessionRow, key: str, seq: int) -> None:
         item = leases.find_item(cursor, row, check_key(key, "inbox key"))
@@ -277,10 +313,10 @@ class Log:
             elif not item.inline:
                 whole = structs.replace(item, data=copy.payloads[item.id])
                 payloads.keep(cursor, self._blobs, row, [whole], used=True)
-        events.insert(cursor, row.key, new)
+        events.insert(cursor, events.stored(row.key, new))
         events.take_snapshot(cursor, row.key, state)
         cursor.execute(SQL["mark_imported"], (rows.has_open_work(state), row.key))
-        self.states.remember(state)
+        self.states.remember(row, state)
         return ImportOutcome(copy.session, outcome, len(new)), state
 
     def _heal(self, cursor: apsw.Cursor, row: SessionRow, copy: Copy) -> SessionRow:
@@ -304,6 +340,17 @@ class Log:
                 given = structs.replace(item, data=copy.payloads[item.id])
                 payloads.heal(cursor, self._blobs, row, given)
         return row
+
+
+def _batch(state: State, request: Request) -> Batch:
+    return extend(
+        state,
+        request.facts,
+        at=now(),
+        head=request.head,
+        edges=request.edges,
+        payloads=request.payloads,
+    )
 
 
 def _stored(cursor: apsw.Cursor, row: SessionRow, copy: Copy) -> list[Event]:

@@ -59,20 +59,38 @@ def keep(
     cursor: apsw.Cursor, blobs: BlobStore, row: SessionRow, items: Iterable[Slot], *, used: bool
 ) -> None:
     """Store payloads whose bytes are at hand, and that this session may read them."""
+    given = list(items)
+    for item in given:
+        if item.size > ROW_PAYLOAD_BYTES and not blobs.has(row.tenant, item.id):
+            raise BlobSwept(payload=item.id)
+    for one in stored(row, given):
+        insert(cursor, row, one, used=used)
+
+
+def stored(row: SessionRow, items: Iterable[Slot]) -> list[tuple[Any, ...]]:
+    """Return the rows of payloads whose bytes are at hand or in files."""
     at = int(time.time() * 1000)
-    for item in items:
-        data = item.data
-        if item.size > ROW_PAYLOAD_BYTES:
-            if not blobs.has(row.tenant, item.id):
-                raise BlobSwept(payload=item.id)
-            data = None
-        digest = raw(item.id)
-        cursor.execute(SQL["insert_payload"], (row.tenant_key, digest, item.size, at, data))
-        if cursor.connection.changes():
-            key = cursor.connection.last_insert_rowid()
-        else:
-            key = cursor.execute(SQL["touch_payload"], (at, row.tenant_key, digest)).get
-        cursor.execute(SQL["use_ref" if used else "stage_ref"], (key, row.key))
+    return [
+        (
+            row.tenant_key,
+            raw(item.id),
+            item.size,
+            at,
+            None if item.size > ROW_PAYLOAD_BYTES else item.data,
+        )
+        for item in items
+    ]
+
+
+def insert(cursor: apsw.Cursor, row: SessionRow, payload: tuple[Any, ...], *, used: bool) -> None:
+    """Add a payload's row where it is new, and say that this session may read it."""
+    cursor.execute(SQL["insert_payload"], payload)
+    if cursor.connection.changes():
+        key = cursor.connection.last_insert_rowid()
+    else:
+        tenant_key, digest, _, at, _ = payload
+        key = cursor.execute(SQL["touch_payload"], (at, tenant_key, digest)).get
+    cursor.execute(SQL["use_ref" if used else "stage_ref"], (key, row.key))
 
 
 def heal(cursor: apsw.Cursor, blobs: BlobStore, row: SessionRow, item: Slot) -> None:

@@ -64,6 +64,12 @@ UPDATE sessions SET
   tokens = ?, unknown_usd = ?
 WHERE key = ?
 
+-- name: try_move_session
+UPDATE sessions SET
+  seq = ?, digest = ?, status = ?, updated_at = ?, turns = ?, last_turn = ?, head = ?, usd = ?,
+  tokens = ?, unknown_usd = ?
+WHERE key = ? AND id = ? AND tenant_key = ? AND owner = ? AND epoch = ? AND seq = ? AND digest = ?
+
 -- name: mark_imported
 UPDATE sessions SET imported = ? WHERE key = ?
 

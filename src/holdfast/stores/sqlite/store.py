@@ -60,6 +60,8 @@ T = TypeVar("T")
 FILE_NAME = "events.db"
 BLOB_FOLDER = "blobs"
 BLOB_TRIES = 20
+AHEAD_BYTES = 256 * 1024
+"""An append with more is computed in the writer's thread, so that the event loop goes on."""
 
 
 class SqliteSessionStore(SqliteReading):
@@ -166,17 +168,23 @@ class SqliteSessionStore(SqliteReading):
             check_id(adopt_from)
         given = tuple(payloads)
         request = Request(lease, after_seq, facts, head, edges, consumes, given, adopt_from)
-        large = _large([*given, *(item for fact in facts for item in slots_of(fact))])
+        slots = [*given]
+        for fact in facts:
+            slots += slots_of(fact)
         if head is not None:
-            large += _large(item for item in (head.vars, head.final) if item is not None)
+            slots += [item for item in (head.vars, head.final) if item is not None]
+        work = partial(self._log.append, request)
+        if large := _large(slots):
 
-        def job() -> Job[Appended]:
-            work, prepare = partial(self._log.append, request), partial(self._log.prepare, request)
-            return Job(work, session_id, self._appended, _is_appended, prepare)
+            def job() -> Job[Appended]:
+                return Job(work, session_id, self._appended, _is_appended)
 
-        if not large:
-            return await self._writer.run(job())
-        return await self._with_blobs(large, await self._tenant(session_id), job)
+            return await self._with_blobs(large, await self._tenant(session_id), job)
+        swift = None
+        if sum(item.size for item in slots) <= AHEAD_BYTES:
+            foreseen = self._log.foresee(request)
+            swift = None if foreseen is None else partial(self._log.realize, foreseen)
+        return await self._writer.run(Job(work, session_id, self._appended, _is_appended, swift))
 
     async def put_payload(self, session_id: str, item: Slot) -> Slot:
         """Make a payload durable for later appends of this session."""

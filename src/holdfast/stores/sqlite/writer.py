@@ -1,8 +1,8 @@
 """The writer: one thread, one connection, and group commit.
 
 Whatever queued while the previous commit was syncing goes into the next one; there is no timer, so
-a lone append waits for nobody. A job that is refused leaves the rest of its group untouched: either
-it is refused before it writes, or it has a savepoint of its own. Results reach their event loops
+a lone append waits for nobody. A job that is refused leaves the rest of its group untouched: it has
+a savepoint of its own, or cannot be refused once it writes. Results reach their event loops
 only after the commit. Every submitted job is settled, by the thread's own death if need be.
 """
 
@@ -12,8 +12,8 @@ import asyncio
 import logging
 import queue
 import threading
-from collections.abc import Callable, Iterable
-from typing import Any, Generic, Protocol, TypeVar
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
 
 import apsw
 
@@ -39,22 +39,12 @@ class Settled(asyncio.Future[T]):
         return False
 
 
-class Prepared(Protocol):
-    """What a job has checked and computed before it writes."""
-
-    @property
-    def certain(self) -> bool:
-        """Tell whether nothing but the storage can refuse the job from here on."""
-        ...
-
-
 class Job(Generic[T]):
     """Work on its way through the writer.
 
-    `work` is its part of a transaction, and may be run again after a rollback. A job that has
-    `prepare` is checked and computed there, without a write, and `work` gets what it returned: a
-    group prepares all such jobs and then writes them all, which keeps either code in the
-    processor's cache and takes a quarter off their cost.
+    `work` is its part of a transaction, and may be run again after a rollback. `swift`, where a job
+    has one, is tried first: it does the same work, or nothing and returns None, and only the
+    storage can fail it.
     `settled` is called in the writer after the commit with the result. `stored` tells, on a later
     look at the database, whether the work was committed; where it cannot tell it is None.
     """
@@ -64,26 +54,24 @@ class Job(Generic[T]):
         "error",
         "future",
         "loop",
-        "prepare",
-        "prepared",
         "result",
         "session",
         "settled",
         "stored",
+        "swift",
         "work",
     )
 
     def __init__(
         self,
-        work: Callable[..., T],
+        work: Callable[[apsw.Cursor], T],
         session: str | None = None,
         settled: Callable[[T], None] | None = None,
         stored: Callable[[apsw.Cursor, T], bool] | None = None,
-        prepare: Callable[[apsw.Cursor], Prepared] | None = None,
+        swift: Callable[[apsw.Cursor], T | None] | None = None,
     ) -> None:
         self.work = work
-        self.prepare = prepare
-        self.prepared: Prepared | None = None
+        self.swift = swift
         self.session = session
         self.settled = settled
         self.stored = stored
@@ -196,11 +184,8 @@ class Writer:
         """Commit a group; where storage fails under several jobs, each is tried alone."""
         try:
             self._cursor.execute(SQL["begin_write"])
-            if len(jobs) == 1:
-                self._prepare(jobs[0])
-                self._work(jobs[0])
-            else:
-                self._work_all(jobs)
+            for job in jobs:
+                self._work(job, alone=len(jobs) == 1)
         except BaseException as error:
             self._roll_back()
             if len(jobs) == 1:
@@ -221,50 +206,21 @@ class Writer:
                 except Exception:
                     logger.exception("what follows a commit failed; the commit stands")
 
-    def _work_all(self, jobs: list[Job[Any]]) -> None:
-        """Do the work of a group in order; neighbours that cannot meet are prepared together."""
-        together: dict[str | None, Job[Any]] = {}
-        for job in jobs:
-            if job.prepare is None or job.session in together:
-                self._work_together(together.values())
-                together = {}
-            if job.prepare is None:
-                self._work_in_savepoint(job)
-            else:
-                together[job.session] = job
-        self._work_together(together.values())
-
-    def _work_together(self, jobs: Iterable[Job[Any]]) -> None:
-        for job in jobs:
-            try:
-                self._prepare(job)
-            except HoldfastError as error:
-                job.error = error
-        for job in jobs:
-            if job.error is None and job.prepared is not None:
-                if job.prepared.certain:
-                    self._work(job)
-                else:
-                    self._work_in_savepoint(job)
-
-    def _work_in_savepoint(self, job: Job[Any]) -> None:
+    def _work(self, job: Job[Any], *, alone: bool) -> None:
+        if job.swift is not None:
+            job.result = job.swift(self._cursor)
+            if job.result is not None:
+                return
+        if alone:
+            job.result = job.work(self._cursor)
+            return
         self._cursor.execute(SQL["savepoint"])
         try:
-            self._work(job)
+            job.result = job.work(self._cursor)
         except HoldfastError as error:
             self._cursor.execute(SQL["rollback_to"])
             job.error = error
         self._cursor.execute(SQL["release"])
-
-    def _prepare(self, job: Job[Any]) -> None:
-        if job.prepare is not None:
-            job.prepared = job.prepare(self._cursor)
-
-    def _work(self, job: Job[Any]) -> None:
-        if job.prepare is None:
-            job.result = job.work(self._cursor)
-        else:
-            job.result = job.work(job.prepared, self._cursor)
 
     def _roll_back(self) -> None:
         try:
