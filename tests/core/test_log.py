@@ -2,6 +2,7 @@
 
 import pytest
 from hypothesis import given, settings
+from msgspec.structs import replace
 from walks import AT, begin, choices, walk
 
 from holdfast.core import facts
@@ -117,6 +118,14 @@ def test_inline_bytes_that_are_not_what_their_id_says_are_refused():
     lie = Slot(slot("yes", "message").id, "text", "message", 2, b"no")
     with pytest.raises(Corruption):
         extend(begin().state, [message(1, lie)], at=AT)
+
+
+@pytest.mark.parametrize("change", [{"size": 600.0}, {"kind": "moon"}, {"encoding": "rot13"}])
+def test_a_slot_that_no_record_can_hold_is_refused(change):
+    item = replace(slot("x" * 600, "message"), **change)
+    new = facts.MessageAppended(message=1, role="user", content=item)
+    with pytest.raises(InvalidRef, match="no value that records can hold"):
+        extend(begin().state, [new], at=AT)
 
 
 def test_an_erased_value_cannot_be_referred_to_again():

@@ -14,8 +14,9 @@ import time
 from collections.abc import Callable
 from dataclasses import MISSING, fields
 from functools import lru_cache
+from operator import attrgetter
 from types import UnionType
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Any, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -23,7 +24,7 @@ from holdfast.core import facts, run_facts
 from holdfast.core.errors import Corruption, InvalidRecord
 from holdfast.core.facts import Fact
 from holdfast.core.payloads import Slot, digest_form, from_record, to_record
-from holdfast.core.records import Record, canonical, check, encode, parse
+from holdfast.core.records import Record, canonical, encode, explain, fits, parse
 
 CHAIN_SEED = b"holdfast.log.1\n"
 
@@ -93,11 +94,13 @@ def chain_start(session: str) -> str:
 
 def event_digest(previous: str, seq: int, kind: str, version: int, at: str, data: Record) -> str:
     """Return the running digest after an event."""
-    return _chain(previous, seq, kind, version, at, digest_form(data))
+    covered = digest_form(data)
+    if not fits(covered):
+        explain(covered, "record")
+    return _chain(previous, seq, kind, version, at, covered)
 
 
 def _chain(previous: str, seq: int, kind: str, version: int, at: str, covered: Record) -> str:
-    check(covered)
     body = encode({"at": at, "data": covered, "seq": seq, "type": kind, "v": version})
     return hashlib.sha256(bytes.fromhex(previous) + body).hexdigest()
 
@@ -114,30 +117,60 @@ def check_digest(previous: str, event: Event) -> None:
         )
 
 
-def data_of(fact: Fact, slot_form: Callable[[Slot], Record] = to_record) -> Record:
-    """Return the stored data of a fact: slots as records, defaults left out."""
-    out: Record = {}
-    for name, shape, default in _plan(type(fact)):
-        value = getattr(fact, name)
-        if value is None or (default is not MISSING and value == default):
+def forms(fact: Fact) -> tuple[Record, Record, list[Slot]]:
+    """Return a fact's data as its digest covers it and as it is stored, and the slots in it.
+
+    Defaults are left out, and slots are records.
+    """
+    plan = _plan(type(fact))
+    covered: Record = {}
+    slots: list[Slot] = []
+    for (name, shape, default), value in zip(plan.fields, plan.read(fact), strict=True):
+        if value is None or value is default:
             continue
         if shape == "slot":
-            out[name] = slot_form(value)
+            covered[name] = value.ref()
+            slots.append(value)
         elif shape == "slots":
-            _check_keys(fact, name, value)
-            out[name] = {key: slot_form(item) for key, item in value.items()}
-        else:
-            if type(value) in _NESTED:
-                _check_keys(fact, name, value)
-            out[name] = value
-    return out
+            if value:
+                _check_plain(fact, name, dict.fromkeys(value))
+                covered[name] = {key: item.ref() for key, item in value.items()}
+                slots += value.values()
+        elif value != default:
+            if type(value) is not str:
+                _check_plain(fact, name, value)
+            covered[name] = value
+    for item in slots:
+        if item.inline or item.erased is not None:
+            return covered, _stored(fact, covered), slots
+    return covered, covered, slots
 
 
-_NESTED = frozenset({dict, list})
+def _stored(fact: Fact, covered: Record) -> Record:
+    stored = dict(covered)
+    for name, shape in _plan(type(fact)).slots:
+        value = getattr(fact, name)
+        if shape == "slot" and value is not None:
+            stored[name] = to_record(value)
+        elif value:
+            stored[name] = {key: to_record(item) for key, item in value.items()}
+    return stored
+
+
+def data_of(fact: Fact) -> Record:
+    """Return the stored data of a fact: slots as records, defaults left out."""
+    return forms(fact)[1]
+
+
+def _check_plain(fact: Fact, name: str, value: Any) -> None:
+    """Refuse what records cannot hold, and an object that readers would take for a ref."""
+    if not fits(value):
+        explain(value, f"{fact.TYPE}.{name}")
+    if isinstance(value, dict | list):
+        _check_keys(fact, name, value)
 
 
 def _check_keys(fact: Fact, name: str, value: Any) -> None:
-    """Refuse a plain object that readers would take for a value or a ref."""
     if isinstance(value, dict):
         for key, part in value.items():
             if isinstance(key, str) and key.startswith("$"):
@@ -153,7 +186,7 @@ def _check_keys(fact: Fact, name: str, value: Any) -> None:
 def slots_of(fact: Fact) -> list[Slot]:
     """Return the slots of a fact with the bytes they carry."""
     found: list[Slot] = []
-    for name, shape in _slot_fields(type(fact)):
+    for name, shape in _plan(type(fact)).slots:
         value = getattr(fact, name)
         if value is not None:
             if shape == "slot":
@@ -163,24 +196,23 @@ def slots_of(fact: Fact) -> list[Slot]:
     return found
 
 
-def stamp(previous: str, session: str, seq: int, at: str, fact: Fact) -> Event:
-    """Return the event that a fact becomes at its place in the log."""
-    covered = data = data_of(fact, Slot.ref)
-    for name, shape in _slot_fields(type(fact)):
-        value = getattr(fact, name)
-        if value is not None and (shape == "slots" or value.inline or value.erased is not None):
-            data = data_of(fact)  # stored otherwise than the digest covers it
-            break
+def stamp(
+    previous: str, session: str, seq: int, at: str, fact: Fact, slots: list[Slot] | None = None
+) -> Event:
+    """Return the event that a fact becomes at its place in the log; add its slots to `slots`."""
+    covered, stored, found = forms(fact)
+    if slots is not None:
+        slots += found
     kind, version = fact.TYPE, fact.VERSION
     digest = _chain(previous, seq, kind, version, at, covered)
-    return Event(session, seq, kind, version, at, data, digest)
+    return Event(session, seq, kind, version, at, stored, digest)
 
 
 def fact_from_data(cls: type[Fact], data: Record) -> Fact:
     """Return the fact that stored data describes; raise InvalidRecord where it does not fit."""
     arguments: dict[str, Any] = {}
     plan = _plan(cls)
-    for name, shape, default in plan:
+    for name, shape, default in plan.fields:
         if name not in data:
             if default is MISSING:
                 raise InvalidRecord(f"{cls.TYPE} lacks the field {name!r}")
@@ -198,8 +230,8 @@ def fact_from_data(cls: type[Fact], data: Record) -> Fact:
             except msgspec.ValidationError as error:
                 raise InvalidRecord(f"{cls.TYPE}.{name}: {error}") from error
     if len(arguments) != len(data):
-        known = {name for name, _, _ in plan}
-        raise InvalidRecord(f"{cls.TYPE} has unknown fields {sorted(set(data) - known)!r}")
+        unknown = sorted(set(data) - {name for name, _, _ in plan.fields})
+        raise InvalidRecord(f"{cls.TYPE} has unknown fields {unknown!r}")
     return cls(**arguments)
 
 
@@ -238,15 +270,25 @@ def event_from_line(session: str, line: bytes) -> Event:
     return event_from_record(session, parse(line))
 
 
-_PLANS: dict[type[Fact], tuple[tuple[str, Any, Any], ...]] = {}
+class _Plan(NamedTuple):
+    """How to read a fact type: (name, shape, default) of each field, and all of them at once.
+
+    A shape is `slot`, `slots` or a plain field's type.
+    """
+
+    fields: tuple[tuple[str, Any, Any], ...]
+    read: Callable[[Fact], tuple[Any, ...]]
+    slots: tuple[tuple[str, str], ...]
 
 
-def _plan(cls: type[Fact]) -> tuple[tuple[str, Any, Any], ...]:
-    """Return (name, shape, default) of each field; a shape is slot, slots or a plain type."""
+_PLANS: dict[type[Fact], _Plan] = {}
+
+
+def _plan(cls: type[Fact]) -> _Plan:
     plan = _PLANS.get(cls)
     if plan is None:
         hints = get_type_hints(cls)
-        plan = tuple(
+        found = tuple(
             (
                 item.name,
                 _shape(hints[item.name]),
@@ -254,19 +296,15 @@ def _plan(cls: type[Fact]) -> tuple[tuple[str, Any, Any], ...]:
             )
             for item in fields(cls)
         )
-        _PLANS[cls] = plan
+        slots = tuple((name, shape) for name, shape, _ in found if shape in ("slot", "slots"))
+        plan = _PLANS[cls] = _Plan(found, _reader([name for name, _, _ in found]), slots)
     return plan
 
 
-_SLOT_FIELDS: dict[type[Fact], tuple[tuple[str, str], ...]] = {}
-
-
-def _slot_fields(cls: type[Fact]) -> tuple[tuple[str, str], ...]:
-    found = _SLOT_FIELDS.get(cls)
-    if found is None:
-        found = tuple((name, shape) for name, shape, _ in _plan(cls) if shape in ("slot", "slots"))
-        _SLOT_FIELDS[cls] = found
-    return found
+def _reader(names: list[str]) -> Callable[[Fact], tuple[Any, ...]]:
+    if len(names) > 1:
+        return attrgetter(*names)
+    return lambda fact: tuple(getattr(fact, name) for name in names)
 
 
 def _shape(hint: Any) -> Any:

@@ -31,12 +31,12 @@ def fold(state: State, events: Iterable[Event]) -> State:
 def apply(state: State, event: Event, fact: facts.Fact | None = None) -> State:
     """Return the state after one event; `fact` spares decoding where it is at hand."""
     changes: dict[str, Any] = {}
-    if event.known:
-        handler = _HANDLERS.get(event.type)
-        if handler is not None:
-            changes = handler(state, fact or event.fact(), event)
-    else:
+    if fact is None and event.known:
+        fact = event.fact()
+    if fact is None:
         changes = {"read_only": f"event {event.seq} is a {event.type!r} version {event.version}"}
+    elif (handler := _HANDLERS.get(event.type)) is not None:
+        changes = handler(state, fact, event)
     return replace(state, **changes, seq=event.seq, digest=event.digest, updated_at=event.at)
 
 

@@ -8,17 +8,18 @@ are computed and which payloads must exist is decided here, once, for all stores
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import msgspec
 
 from holdfast.core import facts, heads
 from holdfast.core.errors import HeadConflict, InvalidInput, InvalidRef, ReadOnlySession
-from holdfast.core.events import Event, slots_of, stamp
+from holdfast.core.events import Event, stamp
 from holdfast.core.facts import Fact, HeadPublished
 from holdfast.core.fold import apply
 from holdfast.core.heads import EdgeDraft, HeadDraft
 from holdfast.core.ids import check_key
-from holdfast.core.payloads import Slot, check_bytes, manifest_slots
+from holdfast.core.payloads import ENCODINGS, KINDS, Slot, check_bytes, manifest_slots
 from holdfast.core.state import State
 from holdfast.core.status import check_legal
 
@@ -30,7 +31,22 @@ _NUMBERED: dict[type[Fact], str] = {
     facts.EvalAdded: "eval",
     facts.LeafCalled: "leaf",
 }
+_SETTLING = (facts.TurnPut, facts.StepPut)
 _OWN = (HeadPublished, facts.LineageAdded)
+_ABOUT_CALLS = frozenset(
+    cls
+    for cls in vars(facts).values()
+    if isinstance(cls, type) and issubclass(cls, Fact) and "call_id" in cls.__dataclass_fields__
+) - {facts.LineageAdded, facts.InputAdmitted}
+
+
+class Draft(msgspec.Struct, frozen=True):
+    """The events that an append makes, before a look at the values they carry."""
+
+    events: list[Event]
+    state: State
+    head: HeadPublished | None
+    slots: list[Slot]
 
 
 class Batch(msgspec.Struct, frozen=True):
@@ -55,46 +71,58 @@ def extend(
     payloads: Iterable[Slot] = (),
 ) -> Batch:
     """Return the batch that an append of these facts is; raise before anything is written."""
+    return complete(draft(state, new, at, head, edges, payloads))
+
+
+def draft(
+    state: State,
+    new: Sequence[Fact],
+    at: str,
+    head: HeadDraft | None = None,
+    edges: Sequence[EdgeDraft] = (),
+    payloads: Iterable[Slot] = (),
+) -> Draft:
+    """Return the events of an append; its cost does not grow with the values they carry."""
     if state.read_only is not None:
         raise ReadOnlySession(
             f"session {state.session!r} is read-only here: {state.read_only}; upgrade to drive it"
         )
     if not new and head is None and not edges:
         raise InvalidInput("an append needs at least one event")
+    events: list[Event] = []
+    slots = [*payloads]
     for fact in new:
         if isinstance(fact, _OWN):
             raise InvalidInput(f"{fact.TYPE} is written by the log itself: pass head= or edges=")
-    events: list[Event] = []
-    state = _add(state, new, at, events)
-    own: list[Fact] = []
-    published = _publish(state, head)
-    if published is not None:
-        own.append(published)
-    own += [heads.relate(edge, published.id if published else None) for edge in edges]
-    state = _add(state, own, at, events)
-    slots = [*payloads]
-    for fact in [*new, *own]:
-        slots += slots_of(fact)
-    given, refs = _payloads(slots)
-    return Batch(tuple(events), state, published, given, refs)
+        state = _add(state, fact, at, events, slots)
+    published = None
+    if head is not None:
+        published = _publish(state, head)
+        state = _add(state, published, at, events, slots)
+    for edge in edges:
+        relation = heads.relate(edge, published.id if published else None)
+        state = _add(state, relation, at, events, slots)
+    return Draft(events, state, published, slots)
 
 
-def _add(state: State, new: Sequence[Fact], at: str, events: list[Event]) -> State:
-    """Add the events of these facts; return the state after them."""
-    for fact in new:
-        check_fact(state, fact)
-        event = stamp(state.digest, state.session, state.seq + 1, at, fact)
-        try:
-            state = apply(state, event, fact)
-        except (ValueError, TypeError, ArithmeticError, LookupError) as error:
-            raise InvalidInput(f"{fact.TYPE} cannot be folded: {error!r}") from error
-        events.append(event)
-    return state
+def complete(drafted: Draft) -> Batch:
+    """Return the batch of a draft, its values checked against their ids."""
+    given, refs = _payloads(drafted.slots)
+    return Batch(tuple(drafted.events), drafted.state, drafted.head, given, refs)
 
 
-def _publish(state: State, draft: HeadDraft | None) -> HeadPublished | None:
-    if draft is None:
-        return None
+def _add(state: State, fact: Fact, at: str, events: list[Event], slots: list[Slot]) -> State:
+    """Add a fact's event and its slots; return the state after it."""
+    check_fact(state, fact)
+    event = stamp(state.digest, state.session, state.seq + 1, at, fact, slots)
+    events.append(event)
+    try:
+        return apply(state, event, fact)
+    except (ValueError, TypeError, ArithmeticError, LookupError) as error:
+        raise InvalidInput(f"{fact.TYPE} cannot be folded: {error!r}") from error
+
+
+def _publish(state: State, draft: HeadDraft) -> HeadPublished:
     if draft.expected_basis not in (heads.ANY_BASIS, state.head):
         raise HeadConflict(
             f"the current head of {state.session!r} is {state.head!r}, not the expected "
@@ -112,15 +140,21 @@ def check_fact(state: State, fact: Fact) -> None:
     counter = _NUMBERED.get(type(fact))
     if counter is not None:
         number = getattr(fact, counter)
-        if number != state.next(counter):
+        due = state.counters.get(counter, 0) + 1
+        if number != due:
             raise InvalidInput(
                 f"{fact.TYPE} has {counter} {number}, but the next {counter} of session "
-                f"{state.session!r} is {state.next(counter)}"
+                f"{state.session!r} is {due}"
             )
-    if isinstance(fact, facts.TurnPut | facts.StepPut):
+    if isinstance(fact, _SETTLING):
         _check_open(state, fact)
-    call_id = getattr(fact, "call_id", None)
-    if call_id is None or isinstance(fact, facts.LineageAdded | facts.InputAdmitted):
+    if type(fact) in _ABOUT_CALLS:
+        _check_call(state, fact)
+
+
+def _check_call(state: State, fact: Any) -> None:
+    call_id = fact.call_id
+    if call_id is None:
         return
     check_key(call_id, "call id")
     if isinstance(fact, facts.CallRequested):
@@ -145,6 +179,8 @@ def _payloads(slots: Iterable[Slot]) -> tuple[dict[str, Slot], dict[str, Slot]]:
     for item in queue:
         if item.erased is not None:
             raise InvalidRef(f"payload {item.id!r} was erased and cannot be referred to again")
+        if type(item.size) is not int or item.encoding not in ENCODINGS or item.kind not in KINDS:
+            raise InvalidRef(f"{item!r} is no value that records can hold")
     while queue:
         item = queue.pop()
         if item.erased is not None:

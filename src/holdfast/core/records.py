@@ -24,14 +24,9 @@ _encode = msgspec.json.Encoder(order="deterministic").encode
 
 def canonical(record: Any) -> bytes:
     """Return the RFC 8785 bytes of a record; raise InvalidRecord naming what does not belong."""
-    check(record)
+    if not fits(record):
+        explain(record, "record")
     return encode(record)
-
-
-def check(record: Any) -> None:
-    """Raise InvalidRecord where a record holds what records cannot."""
-    if not _fits(record):
-        _explain(record, "record")
 
 
 def encode(record: Any) -> bytes:
@@ -62,7 +57,7 @@ def parse(data: bytes | str) -> Any:
         raise Corruption(f"a stored record is not JSON: {error}") from error
 
 
-def _fits(item: Any) -> bool:
+def fits(item: Any) -> bool:
     """Tell whether a record holds only what records can hold; every append asks, so it is quick."""
     kind = type(item)
     if kind is dict:
@@ -72,28 +67,28 @@ def _fits(item: Any) -> bool:
             kind = type(value)
             if kind is str or (kind is int and -MAX_INTEGER <= value <= MAX_INTEGER):
                 continue
-            if not _fits(value):
+            if not fits(value):
                 return False
         return True
     if kind is int:
         return bool(-MAX_INTEGER <= item <= MAX_INTEGER)
     if kind is list:
-        return all(map(_fits, item))
+        return all(map(fits, item))
     return kind is str or kind is bool or item is None
 
 
-def _explain(item: Any, path: str) -> None:
+def explain(item: Any, path: str) -> None:
     """Raise InvalidRecord for the first part of a record that does not fit."""
     kind = type(item)
-    if kind is int and not _fits(item):
+    if kind is int and not fits(item):
         raise InvalidRecord(f"{path} is an integer beyond 2**53-1; write it as text")
     if kind is dict:
         for key, value in item.items():
             if type(key) is not str or not key.isascii():
                 raise InvalidRecord(f"{path} has the key {key!r}; keys are ASCII text")
-            _explain(value, f"{path}.{key}")
+            explain(value, f"{path}.{key}")
     elif kind is list:
         for index, value in enumerate(item):
-            _explain(value, f"{path}[{index}]")
-    elif not _fits(item):
+            explain(value, f"{path}[{index}]")
+    elif not fits(item):
         raise InvalidRecord(f"{path} is a {kind.__name__}; store it as a value")

@@ -27,6 +27,10 @@ MAX_INTEGER = 2**53 - 1
 """Larger integers are written as hexadecimal text, which every JSON reader keeps exactly."""
 
 _ATOMS = frozenset({str, bool, type(None), float})
+# What refers to itself never gets as far as this encoder.
+_ENCODER = json.JSONEncoder(
+    ensure_ascii=False, allow_nan=False, check_circular=False, separators=(",", ":")
+)
 
 
 def encode(value: Any) -> tuple[str, bytes]:
@@ -64,17 +68,16 @@ def decode(encoding: str, data: bytes) -> Any:
         if encoding == "bytes":
             return bytes(data)
         if encoding == "json":
-            return json.loads(data, object_hook=_untag if b'"$' in data else None)
+            return (_TAGGED if b'"$' in data else _PLAIN).decode(data.decode())
         if encoding == "manifest":
-            return json.loads(data)
+            return _PLAIN.decode(data.decode())
     except (ValueError, TypeError, KeyError, IndexError, ArithmeticError, RecursionError) as error:
         raise Corruption(f"a stored {encoding!r} value does not decode: {error}") from error
     raise Corruption(f"unknown value encoding {encoding!r}")
 
 
 def _dump(plain: Any) -> bytes:
-    text = json.dumps(plain, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    return text.encode()
+    return _ENCODER.encode(plain).encode()
 
 
 def _plain(value: Any, path: str, exact: bool) -> Any:
@@ -255,3 +258,7 @@ def _untag(pairs: dict[str, Any]) -> Any:
     if not key.startswith("$"):
         return pairs
     return _READERS[key](content)
+
+
+_PLAIN = json.JSONDecoder()
+_TAGGED = json.JSONDecoder(object_hook=_untag)

@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from holdfast.core.errors import OutcomeUnknown
-from holdfast.core.events import Event, data_of
+from holdfast.core.events import Event, forms
 from holdfast.core.facts import Fact
 from holdfast.core.heads import EdgeDraft, HeadDraft
 from holdfast.core.payloads import Slot, digest_form
@@ -109,6 +109,6 @@ async def hydrate(store: SessionStore, session_id: str, item: Slot) -> Slot:
 
 def _begins_with(events: Sequence[Event], facts: Sequence[Fact]) -> bool:
     return len(events) >= len(facts) and all(
-        event.type == fact.TYPE and digest_form(event.data) == data_of(fact, Slot.ref)
+        event.type == fact.TYPE and digest_form(event.data) == forms(fact)[0]
         for event, fact in zip(events, facts, strict=False)
     )
