@@ -89,7 +89,7 @@ class Driver:
         model: Callable[[str], Model],
         kernels: Kernels,
         leaf_gate: asyncio.Semaphore,
-        stop_asked: asyncio.Event,
+        stop_asked: asyncio.Future[None],
         warm: Warm | None = None,
     ) -> None:
         self.lease = lease
@@ -316,20 +316,25 @@ class Driver:
         return await self._driven(drive)
 
     async def _driven(self, drive: Drive) -> TurnResult:
-        """Drive the open turn, while watching for a stop request and for being broken off."""
+        """Drive the open turn, unless someone asks to stop the session meanwhile."""
         work = asyncio.ensure_future(drive.turn())
-        stop = asyncio.ensure_future(self._stop_asked.wait())
+        broken_off = False
+
+        def break_off(_: asyncio.Future[None]) -> None:
+            nonlocal broken_off
+            broken_off = work.cancel()
+
+        self._stop_asked.add_done_callback(break_off)
         try:
-            await asyncio.wait({work, stop}, return_when=asyncio.FIRST_COMPLETED)
-            if not work.done():
-                await ended(work)
+            await asyncio.wait({work})
+            if broken_off:
                 stopped = await self.settle_stop()
                 if stopped is not None:
                     return stopped
-            return await work
+            return work.result()
         finally:
+            self._stop_asked.remove_done_callback(break_off)
             await ended(work)
-            await ended(stop)
 
     async def _queued(self) -> Work | None:
         for item in await self._store.list_inbox(self.lease.session):

@@ -353,7 +353,7 @@ class Runtime(Reads):
             self._spawn(self._recover_one(session_id))
 
     async def _driver(
-        self, session_id: str, takeover: bool, needs_agent: bool, stop_asked: asyncio.Event
+        self, session_id: str, takeover: bool, needs_agent: bool, stop_asked: asyncio.Future[None]
     ) -> Driver:
         """Take a session's lease and what is needed to drive it."""
         if needs_agent and session_id not in self._warm:

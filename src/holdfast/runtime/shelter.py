@@ -7,35 +7,42 @@ stop is over: only then does the cancellation reach the caller.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 _T = TypeVar("_T")
 
 
-async def carried_through(work: Awaitable[_T]) -> _T:
+class _Carried(asyncio.Task[_T]):
+    """A task that cannot be cancelled.
+
+    A task that is cancelled while it waits for this one gets its CancelledError, as asyncio has it
+    for such a future, once this one is over.
+    """
+
+    def cancel(self, msg: Any = None) -> bool:
+        """Refuse: the work comes to its end."""
+        return False
+
+
+async def carried_through(work: Coroutine[Any, Any, _T]) -> _T:
     """Await work to its end; a cancellation that comes meanwhile is raised after it."""
-    task = asyncio.ensure_future(work)
-    cancelled = False
-    while not task.done():
-        try:
-            await asyncio.wait({task})
-        except asyncio.CancelledError:
-            cancelled = True
-    if cancelled:
-        if not task.cancelled():
+    task = _Carried(work, loop=asyncio.get_running_loop())
+    try:
+        return await task
+    except asyncio.CancelledError:
+        if task.done() and not task.cancelled():
             task.exception()
-        raise asyncio.CancelledError
-    return task.result()
+        raise
 
 
 async def ended(task: asyncio.Future[Any]) -> None:
     """Cancel a task and wait until it is over, whatever it raises."""
-    task.cancel()
 
     async def over() -> None:
         await asyncio.wait({task})
-        if not task.cancelled():
-            task.exception()
 
-    await carried_through(over())
+    if task.cancel():
+        await carried_through(over())
+    if not task.cancelled():
+        task.exception()

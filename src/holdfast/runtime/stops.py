@@ -11,7 +11,7 @@ import asyncio
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from holdfast.core.errors import HoldfastError
 from holdfast.stores.port import Gap, Hint, InboxItem, SessionStore, Subscription
@@ -26,11 +26,11 @@ LINGER_SECONDS = 5.0
 
 @dataclass(slots=True)
 class Watch:
-    """One driven session: `asked` is set once its inbox holds a stop request."""
+    """One driven session: `asked` is done once its inbox holds a stop request."""
 
     session: str
     looked_at: float
-    asked: asyncio.Event = field(default_factory=asyncio.Event)
+    asked: asyncio.Future[None]
     next_look: asyncio.TimerHandle | None = None
     look: asyncio.Task[None] | None = None
 
@@ -67,7 +67,7 @@ class Stops:
         if self._listening is None or self._listening.done():
             # Subscribed here and now: whoever asks from now on is heard.
             self._listening = asyncio.ensure_future(self._listen(self._store.subscribe_all()))
-        watch = self._watched[session_id] = Watch(session_id, loop.time())
+        watch = self._watched[session_id] = Watch(session_id, loop.time(), loop.create_future())
         try:
             yield watch
         finally:
@@ -110,8 +110,8 @@ class Stops:
 
     async def _look(self, watch: Watch) -> None:
         try:
-            if await stop_item(self._store, watch.session) is not None:
-                watch.asked.set()
+            if await stop_item(self._store, watch.session) is not None and not watch.asked.done():
+                watch.asked.set_result(None)
         except HoldfastError:
             # The turn goes on; the next hint brings another look.
             logger.warning("the inbox of session %s was not read", watch.session, exc_info=True)

@@ -231,11 +231,13 @@ class HintSubscription(_Waiting):
 
     def offer(self, hint: Hint) -> None:
         with self._guard:
+            first = not self._hints
             self._hints[hint.session] = hint
             if len(self._hints) > HINT_ITEMS:
                 self._hints.popitem(last=False)
                 self._dropped = True
-        self.ring()
+        if first:  # else it has been rung, and whoever heard takes all there is
+            self.ring()
 
     def __aiter__(self) -> AsyncIterator[Event | Transient | Gap | Hint]:
         return self
