@@ -60,8 +60,7 @@ class VariablePart(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     type: _Text
     size: _Count
     preview: _Text
-    # A list of Piece, decoded by `pieces`.
-    pieces: msgspec.Raw
+    pieces: Annotated[list[Piece], msgspec.Meta(max_length=MAX_PIECES)]
     marked: Annotated[list[tuple[_Text, _Text]], msgspec.Meta(max_length=5)]
     whole: bool
 
@@ -71,7 +70,8 @@ class CheckpointPart(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
         list[tuple[Annotated[int, msgspec.Meta(ge=0, le=239)], bool, Piece]],
         msgspec.Meta(max_length=240),
     ]
-    variables: Annotated[list[VariablePart], _MANY]
+    # Each a VariablePart, decoded by `variable`: most are as they were.
+    variables: Annotated[list[msgspec.Raw], _MANY]
     cells: _Count
     drawn: _Count
     random: bytes
@@ -167,7 +167,7 @@ Frame = Message | ChunkFrame
 
 _decoder = msgspec.json.Decoder(Message)
 _level_decoder = msgspec.json.Decoder(Literal["os", "none"])
-_pieces_decoder = msgspec.json.Decoder(Annotated[list[Piece], msgspec.Meta(max_length=MAX_PIECES)])
+_variable_decoder = msgspec.json.Decoder(VariablePart)
 
 
 class FrameReader:
@@ -212,10 +212,10 @@ class FrameReader:
         return frames
 
 
-def pieces(part: VariablePart) -> list[Piece]:
-    """Return the pieces of a variable; the caller bounds how many there are in all."""
-    found: list[Piece] = _decode(_pieces_decoder, bytes(part.pieces))
-    return found
+def variable(raw: bytes) -> VariablePart:
+    """Return a variable of a checkpoint; the caller bounds how many pieces there are in all."""
+    part: VariablePart = _decode(_variable_decoder, raw)
+    return part
 
 
 def _message(body: bytes) -> Message:

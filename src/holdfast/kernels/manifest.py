@@ -21,6 +21,8 @@ from holdfast.kernels.port import Checkpoint, Unrestorable, Variable
 ENGINE = "cpython"
 FORMAT = 1
 _KIND = "chunk"
+# The record of a variable, and the chunks that it names.
+_Recorded = tuple[dict[str, Any], dict[str, int]]
 
 
 class Chunks:
@@ -29,6 +31,8 @@ class Chunks:
     def __init__(self) -> None:
         self.stored: dict[str, int] = {}
         self._named: dict[str, int] = {}
+        # What was made of what the worker said of a variable at the last checkpoint.
+        self._variables: dict[bytes, _Recorded] = {}
         self._sent: dict[str, bytes] = {}
         self._pieces = 0
 
@@ -43,6 +47,7 @@ class Chunks:
         used: dict[str, bytes] = {}
         self._named = {}
         self._pieces = 0
+        variables = {raw: self._variable(raw, used) for raw in map(bytes, part.variables)}
         record = {
             "engine": ENGINE,
             "format": FORMAT,
@@ -51,13 +56,14 @@ class Chunks:
                 {"index": index, "text": is_text, "chunk": self._piece(piece, used)}
                 for index, is_text, piece in part.slots
             ],
-            "variables": [self._variable(variable, used) for variable in part.variables],
+            "variables": [record for record, _ in variables.values()],
             "cells": part.cells,
             "drawn": part.drawn,
             "random": self._bytes(part.random, used),
         }
         self._sent.clear()
         self.stored = self._named
+        self._variables = variables
         return Checkpoint(record, used)
 
     def forget(self) -> None:
@@ -68,28 +74,36 @@ class Chunks:
         """Go on from another checkpoint."""
         self._sent.clear()
         self.stored = {}
+        self._variables = {}
         if manifest is not None:
             self.stored = {slot.id: slot.size for slot in payloads.walk(dict(manifest))}
 
-    def _variable(self, part: frames.VariablePart, used: dict[str, bytes]) -> dict[str, Any]:
-        return {
-            "name": part.name,
-            "type": part.type,
-            "size": part.size,
-            "preview": part.preview,
-            "chunks": [self._piece(piece, used) for piece in self._counted(part)],
-            "marked": [list(mark) for mark in part.marked],
-            "whole": part.whole,
-        }
+    def _variable(self, raw: bytes, used: dict[str, bytes]) -> _Recorded:
+        recorded = self._variables.get(raw)
+        if recorded is None:
+            part = frames.variable(raw)
+            self._count(len(part.pieces))
+            chunks = [self._piece(piece, used) for piece in part.pieces]
+            record = {
+                "name": part.name,
+                "type": part.type,
+                "size": part.size,
+                "preview": part.preview,
+                "chunks": chunks,
+                "marked": [list(mark) for mark in part.marked],
+                "whole": part.whole,
+            }
+            return record, {chunk["$ref"]: chunk["size"] for chunk in chunks if "$ref" in chunk}
+        self._count(len(recorded[0]["chunks"]))
+        self._named.update(recorded[1])
+        return recorded
 
-    def _counted(self, part: frames.VariablePart) -> list[frames.Piece]:
-        pieces = frames.pieces(part)
-        self._pieces += len(pieces)
+    def _count(self, pieces: int) -> None:
+        self._pieces += pieces
         if self._pieces > frames.MAX_PIECES:
             raise KernelProtocolError(
                 f"the worker described a namespace of more than {frames.MAX_PIECES} pieces"
             )
-        return pieces
 
     def _piece(self, piece: frames.Piece, used: dict[str, bytes]) -> dict[str, Any]:
         identifier, size, inline = piece

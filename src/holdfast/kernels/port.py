@@ -13,13 +13,14 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol
 
+import msgspec
+
 Confinement = Literal["os", "language", "none"]
 CellStatus = Literal["ok", "error", "final", "limit", "diverged"]
 LimitName = Literal["memory", "cpu", "wall", "output", "unwind"]
 
 
-@dataclass(frozen=True, slots=True)
-class Encoded:
+class Encoded(msgspec.Struct, frozen=True):
     """One value in the stored encoding (see `holdfast.core.values`)."""
 
     encoding: str
@@ -79,8 +80,7 @@ class KernelSettings:
     final: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class FileRead:
+class FileRead(msgspec.Struct, frozen=True):
     """A file that a cell opened for reading, pinned by the digest of its bytes."""
 
     path: str
@@ -95,8 +95,7 @@ class CallKey(NamedTuple):
     ordinal: int
 
 
-@dataclass(frozen=True, slots=True)
-class HostCall:
+class HostCall(msgspec.Struct, frozen=True):
     """One call of a host function from inside a cell.
 
     It is known by (function, digest, ordinal), never by its position: `ordinal` counts earlier
@@ -119,8 +118,7 @@ class HostCall:
         return CallKey(self.function, self.digest, self.ordinal)
 
 
-@dataclass(frozen=True, slots=True)
-class HostAnswer:
+class HostAnswer(msgspec.Struct, frozen=True):
     """The outcome of a host call: a value, or an error that the cell can catch by its name.
 
     `at_ns` is the recorded wall-clock time of the answer; the cell's clock moves to it.
@@ -163,8 +161,7 @@ class RecordedCall:
         return CallKey(self.function, self.digest, self.ordinal)
 
 
-@dataclass(frozen=True, slots=True)
-class Excerpt:
+class Excerpt(msgspec.Struct, frozen=True):
     """A text, whole in `head` if it fits, else its head and its tail; `size` is the true length."""
 
     head: str
@@ -177,8 +174,7 @@ class Excerpt:
         return len(self.head) == self.size
 
 
-@dataclass(frozen=True, slots=True)
-class ValueView:
+class ValueView(msgspec.Struct, frozen=True):
     """The value of a cell's last expression: its kind and size, its text, and itself if small."""
 
     kind: str
@@ -186,8 +182,7 @@ class ValueView:
     encoded: Encoded | None
 
 
-@dataclass(frozen=True, slots=True)
-class CellError:
+class CellError(msgspec.Struct, frozen=True):
     """The exception that ended a cell; the traceback holds only the model's own lines."""
 
     type: str
@@ -196,16 +191,14 @@ class CellError:
     line: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class Unrestorable:
+class Unrestorable(msgspec.Struct, frozen=True):
     """A name whose value cannot be kept, and why."""
 
     name: str
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Checkpoint:
+class Checkpoint(msgspec.Struct, frozen=True):
     """A namespace as data.
 
     `manifest` is a record without floats in which every chunk stands as a payload ref;
@@ -227,8 +220,7 @@ class Variable:
     restorable: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class CellResult:
+class CellResult(msgspec.Struct, frozen=True):
     """Everything about one evaluated cell.
 
     `checkpoint` is None when the namespace is as it was at the cell's start; `namespace_kept`

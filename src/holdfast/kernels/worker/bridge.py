@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 COMMAND = 0
+_ARGUMENTS = b'{"args":%b,"kwargs":%b}'
 
 
 class CallError(RuntimeError):
@@ -94,7 +95,8 @@ class Bridge:
 
             self._values = values
         try:
-            arguments = values.encode_json({"args": list(args), "kwargs": kwargs})
+            named = values.encode_json(kwargs) if kwargs else b"{}"
+            arguments = _ARGUMENTS % (values.encode_json(list(args)), named)
         except Exception as error:
             raise TypeError(f"{path}: {error}") from None
         too_much = excess("json", arguments)

@@ -135,7 +135,7 @@ class Namespace:
         self._last_changed = ""
         self._slots: dict[int, _Slot] = {}
         self._fillers = [object() for _ in range(RESERVED)]
-        self._memo: dict[int, tuple[int, Any]] | None = None
+        self._memo: Any = None
 
     def dump(self) -> dict[str, Any]:
         """Return the namespace as entries; new chunks are sent on the way."""
@@ -162,9 +162,14 @@ class Namespace:
             return []
         from holdfast.kernels.worker.pickling import Pickler
 
+        if self._memo is None:
+            # One pickler's memo is copied from another's at once, and not item by item.
+            first = Pickler(self._pieces, 5)
+            first.memo = self._reserved_memo()
+            self._memo = first.memo
         pickler = Pickler(self._pieces, 5)
         pickler.reducer_override = self.reduction.reduce  # type: ignore[method-assign]
-        pickler.memo = self._reserved_memo()
+        pickler.memo = self._memo
         marked = self.reduction.marked
         entries = []
         for name in names:
@@ -274,15 +279,12 @@ class Namespace:
     # Large text
 
     def _reserved_memo(self) -> dict[int, tuple[int, Any]]:
-        if self._memo is not None:
-            return self._memo
         objects: list[Any] = list(self._fillers)
         objects[_NAMESPACE_SLOT] = self.variables
         objects[_BUILTINS_SLOT] = sys.modules["builtins"].__dict__
         for slot in self._slots.values():
             objects[slot.index] = slot.value
-        self._memo = {id(item): (index, item) for index, item in enumerate(objects)}
-        return self._memo
+        return {id(item): (index, item) for index, item in enumerate(objects)}
 
     def _assign_slots(self, values: list[Any]) -> None:
         found: dict[int, Any] = {}

@@ -10,6 +10,7 @@ because importing them at start would cost more than the interpreter itself.
 from __future__ import annotations
 
 import _blake2
+import marshal
 import os
 import sys
 import time
@@ -60,10 +61,17 @@ class Files:
     """The files read by the running cell, each with the digest of its bytes at the first read."""
 
     def __init__(self) -> None:
-        self.roots: tuple[str, ...] = ()
+        self._roots: tuple[str, ...] = ()
         self.reads: list[tuple[str, str]] = []
         self._seen: set[str] = set()
         self._hashing = False
+
+    def watch(self, roots: tuple[str, ...]) -> None:
+        """Pin what is opened below these roots from now on."""
+        # A hook is called for far more than that: without roots there is none.
+        if roots:
+            self._roots = roots
+            sys.addaudithook(self.audit)
 
     def reset(self) -> None:
         """Forget the reads of the cell before."""
@@ -72,7 +80,7 @@ class Files:
 
     def audit(self, event: str, arguments: tuple[Any, ...]) -> None:
         """Pin a file when it is opened (an audit hook: it also sees `os.open`)."""
-        if event != "open" or not self.roots or self._hashing:
+        if event != "open" or self._hashing:
             return
         path = arguments[0]
         if not isinstance(path, (str, bytes)):
@@ -84,7 +92,7 @@ class Files:
             self._hashing = False
 
     def _pin(self, path: str) -> None:
-        if path in self._seen or not path.startswith(self.roots):
+        if path in self._seen or not path.startswith(self._roots):
             return
         try:
             with open(path, "rb") as stream:
@@ -104,15 +112,16 @@ class Pins:
         self.clock = Clock()
         self.chance = Chance()
         self.files = Files()
-        self._random_state: Any = None
-        self._unused: Any = None
+        # What the checkpoint keeps of `random`, and the generator's memory when it was taken:
+        # asking it for its state makes hundreds of numbers. Nothing is kept of an unused one.
+        self._random_state = b""
+        self._random_memory: Any = None
 
     def install(self, after_import: dict[str, Callable[[Any], None]]) -> None:
         """Patch what is loaded already and wait for the rest to be imported."""
         _pin_time(time, self.clock)
         os.urandom = self.chance.take
         os.getrandom = lambda size, flags=0: self.chance.take(size)
-        sys.addaudithook(self.files.audit)
         patches: dict[str, Callable[[Any], None]] = {
             "_datetime": lambda module: _pin_datetime(module, self.clock),
             "random": self._pin_random,
@@ -128,21 +137,24 @@ class Pins:
         """Begin with a session's seed."""
         self.chance.seed = seed
         self.chance.drawn = 0
-        self._random_state = None
+        self._random_state = b""
         if "random" in sys.modules:
             self._seed_random(sys.modules["random"])
 
-    def state(self) -> dict[str, Any]:
-        """Return what the checkpoint keeps."""
+    def random_state(self) -> bytes:
+        """Return what the checkpoint keeps of `random`: nothing if the seed alone makes it."""
         module = sys.modules.get("random")
-        state = module.getstate() if module is not None else self._random_state
-        # A generator that nobody used is made again from the seed.
-        return {"drawn": self.chance.drawn, "random": None if state == self._unused else state}
+        if module is not None:
+            memory = _memory(module)
+            if memory != self._random_memory:
+                self._random_memory = memory
+                self._random_state = marshal.dumps(module.getstate(), 4)
+        return self._random_state
 
-    def restore(self, state: dict[str, Any]) -> None:
+    def restore(self, drawn: int, random_state: bytes) -> None:
         """Go on from a checkpoint."""
-        self.chance.drawn = state["drawn"]
-        self._random_state = state["random"]
+        self.chance.drawn = drawn
+        self._random_state = random_state
         module = sys.modules.get("random")
         if module is not None:
             self._seed_random(module)
@@ -158,12 +170,25 @@ class Pins:
         self._seed_random(module)
 
     def _seed_random(self, module: Any) -> None:
-        if self._random_state is not None:
-            module.setstate(self._random_state)
+        if self._random_state:
+            module.setstate(marshal.loads(self._random_state))
         else:
             # Its own key, so that importing `random` late or early draws nothing from the stream.
             module.seed(self.chance.seed)
-            self._unused = module.getstate()
+        self._random_memory = _memory(module)
+
+
+def _memory(module: Any) -> tuple[Any, ...]:
+    """Return what the state of the module's generator follows from, without making it."""
+    import _random
+    import ctypes
+
+    generator: Any = module._inst
+    if not isinstance(generator, _random.Random):
+        return (generator,)
+    start = object.__basicsize__
+    words = ctypes.string_at(id(generator) + start, _random.Random.__basicsize__ - start)
+    return words, module._inst.gauss_next
 
 
 class _AfterImport:

@@ -77,8 +77,10 @@ class Worker:
     def open(self, command: dict[str, Any]) -> None:
         """Confine this process and offer the engine's names."""
         self.pins.open(command["seed"])
-        self.pins.files.roots = tuple(
-            root.rstrip("/") + "/" if os.path.isdir(root) else root for root in command["roots"]
+        self.pins.files.watch(
+            tuple(
+                root.rstrip("/") + "/" if os.path.isdir(root) else root for root in command["roots"]
+            )
         )
         report = self._confine(command["policy"])
         self._offer(command)
@@ -142,11 +144,8 @@ class Worker:
 
     def load(self, command: dict[str, Any]) -> None:
         """Fill the empty namespace from a checkpoint whose chunks follow in order."""
-        import marshal
-
         lost = self.namespace.load(command["stored"], self.channel.receive_bytes)
-        random = marshal.loads(command["random"]) if command["random"] else None
-        self.pins.restore({"drawn": command["drawn"], "random": random})
+        self.pins.restore(command["drawn"], command["random"])
         self.cells = command["cells"]
         self.channel.send({"kind": "loaded", "lost": lost})
 
@@ -162,13 +161,10 @@ class Worker:
         self.channel.send({"kind": "checkpoint", "checkpoint": self._checkpoint()})
 
     def _checkpoint(self) -> dict[str, Any]:
-        import marshal
-
         dumped = self.namespace.dump()
         self.namespace.drop_unrestorable(dumped["variables"])
-        pins = self.pins.state()
-        random = b"" if pins["random"] is None else marshal.dumps(pins["random"], 4)
-        return dumped | {"cells": self.cells, "drawn": pins["drawn"], "random": random}
+        drawn, random = self.pins.chance.drawn, self.pins.random_state()
+        return dumped | {"cells": self.cells, "drawn": drawn, "random": random}
 
     def evaluate(self, command: dict[str, Any]) -> None:
         """Run one cell and send everything about it."""
@@ -236,16 +232,15 @@ class Worker:
         if value is None:
             return None
         encoded = None
-        if render.bounded(value, ENCODED_CHARACTERS)[1]:
-            if type(value) is int and abs(value) < 2**53:
-                encoded = {"encoding": "json", "data": b"%d" % value}
-            else:
-                try:
-                    encoded = self._encoded(value)
-                except TypeError:
-                    encoded = None
-        text = list(render.excerpt(value, fit))
-        return {"kind": render.kind_of(value), "text": text, "encoded": encoded}
+        text, whole = render.bounded(value, ENCODED_CHARACTERS)
+        if whole:
+            try:
+                encoded = self._encoded(value)
+            except TypeError:
+                encoded = None
+        fits = whole and len(text) <= fit
+        shown = (text, "", len(text)) if fits else render.excerpt(value, fit)
+        return {"kind": render.kind_of(value), "text": shown, "encoded": encoded}
 
     def _repair(self) -> list[str]:
         """Put the engine's names back where the model assigned to them."""
