@@ -18,6 +18,7 @@ from holdfast.core.errors import (
     InboxConflict,
     InboxItemNotFound,
     InvalidRef,
+    LeaseLost,
     NothingWritten,
     OutcomeUnknown,
     PayloadNotFound,
@@ -25,7 +26,7 @@ from holdfast.core.errors import (
     StoreFailed,
 )
 from holdfast.core.payloads import manifest, slot, to_record
-from holdfast.stores.port import InboxDraft, Transient
+from holdfast.stores.port import InboxDraft, Lease, Transient
 from holdfast.stores.sqlite.store import SqliteSessionStore
 from holdfast.stores.sqlite.writer import Job
 from holdfast.stores.verify import verify
@@ -77,7 +78,7 @@ async def submitted(store, count):
 
 
 async def test_what_queues_during_a_commit_is_one_commit(store):
-    sessions = [await start(store, f"talk-{n}") for n in range(20)]
+    sessions = [await start(store, f"talk-{n}") for n in range(16)]
     commits = []
 
     def committing():
@@ -90,9 +91,57 @@ async def test_what_queues_during_a_commit_is_one_commit(store):
             asyncio.create_task(store.append(lease, state.seq, [message(1)]))
             for lease, state in sessions
         ]
-        await submitted(store, 20)
+        await submitted(store, 16)
     await asyncio.gather(*tasks)
     assert len(commits) == 2  # the one that was held, and all the rest
+
+
+async def test_of_many_the_first_half_goes_on_while_the_second_is_committed(store):
+    sessions = [await start(store, f"talk-{n}") for n in range(40)]
+    told = threading.Event()
+    early = []
+
+    def committing():
+        if len(early) == 2:  # the one that was held and the first half are behind us
+            early.append(told.wait(20))
+        else:
+            early.append(None)
+        return False
+
+    store._connection.set_commit_hook(committing)
+    async with Hold(store):
+        tasks = [
+            asyncio.create_task(store.append(lease, state.seq, [message(1)]))
+            for lease, state in sessions
+        ]
+        await submitted(store, 40)
+    await asyncio.gather(*tasks[:20])
+    told.set()
+    await asyncio.gather(*tasks)
+    assert early == [None, None, True]
+
+
+@pytest.mark.parametrize("change", ["epoch = epoch + 1", "owner = 'o-else'", "owner = NULL"])
+async def test_an_append_that_was_foreseen_is_fenced_off_like_any_other(store, change):
+    lease, state = await start(store, "talk")
+    state = (await store.append(lease, state.seq, [message(1)])).state
+    other = apsw.Connection(str(store._path / "events.db"))
+    other.execute(f"UPDATE sessions SET {change}")
+    with pytest.raises(LeaseLost):
+        await store.append(lease, state.seq, [message(2)])
+    assert [event.seq for event in await store.read_events("talk")] == [1, 2]
+
+
+async def test_an_append_foreseen_from_a_log_that_has_moved_is_refused(store):
+    lease, state = await start(store, "talk")
+    other = await SqliteSessionStore.open(store._path)
+    held = Lease("talk", lease.owner, lease.epoch)
+    await other.append(held, state.seq, [message(1, "theirs")])
+    await other.close()
+    with pytest.raises(PositionConflict):
+        await store.append(lease, state.seq, [message(1, "ours")])
+    assert (await store.load_state("talk")).seq == 2
+    assert (await verify(store, "talk")).ok
 
 
 async def test_a_refused_append_leaves_the_rest_of_its_group_alone(store):

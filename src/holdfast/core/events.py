@@ -128,10 +128,10 @@ def forms(fact: Fact) -> tuple[Record, Record, list[Slot]]:
     for (name, shape, default), value in zip(plan.fields, plan.read(fact), strict=True):
         if value is None or value is default:
             continue
-        if shape == "slot":
+        if shape is _SLOT:
             covered[name] = value.ref()
             slots.append(value)
-        elif shape == "slots":
+        elif shape is _SLOTS:
             if value:
                 _check_plain(fact, name, dict.fromkeys(value))
                 covered[name] = {key: item.ref() for key, item in value.items()}
@@ -150,7 +150,7 @@ def _stored(fact: Fact, covered: Record) -> Record:
     stored = dict(covered)
     for name, shape in _plan(type(fact)).slots:
         value = getattr(fact, name)
-        if shape == "slot" and value is not None:
+        if shape is _SLOT and value is not None:
             stored[name] = to_record(value)
         elif value:
             stored[name] = {key: to_record(item) for key, item in value.items()}
@@ -189,7 +189,7 @@ def slots_of(fact: Fact) -> list[Slot]:
     for name, shape in _plan(type(fact)).slots:
         value = getattr(fact, name)
         if value is not None:
-            if shape == "slot":
+            if shape is _SLOT:
                 found.append(value)
             else:
                 found.extend(value.values())
@@ -218,9 +218,9 @@ def fact_from_data(cls: type[Fact], data: Record) -> Fact:
                 raise InvalidRecord(f"{cls.TYPE} lacks the field {name!r}")
             continue
         value = data[name]
-        if shape == "slot":
+        if shape is _SLOT:
             arguments[name] = from_record(value)
-        elif shape == "slots":
+        elif shape is _SLOTS:
             if not isinstance(value, dict):
                 raise InvalidRecord(f"{cls.TYPE}.{name} is no object of values")
             arguments[name] = {key: from_record(item) for key, item in value.items()}
@@ -270,10 +270,13 @@ def event_from_line(session: str, line: bytes) -> Event:
     return event_from_record(session, parse(line))
 
 
+_SLOT, _SLOTS = "slot", "slots"
+
+
 class _Plan(NamedTuple):
     """How to read a fact type: (name, shape, default) of each field, and all of them at once.
 
-    A shape is `slot`, `slots` or a plain field's type.
+    A shape is _SLOT, _SLOTS or a plain field's type.
     """
 
     fields: tuple[tuple[str, Any, Any], ...]
@@ -296,7 +299,7 @@ def _plan(cls: type[Fact]) -> _Plan:
             )
             for item in fields(cls)
         )
-        slots = tuple((name, shape) for name, shape, _ in found if shape in ("slot", "slots"))
+        slots = tuple((name, shape) for name, shape, _ in found if shape in (_SLOT, _SLOTS))
         plan = _PLANS[cls] = _Plan(found, _reader([name for name, _, _ in found]), slots)
     return plan
 
@@ -310,7 +313,7 @@ def _reader(names: list[str]) -> Callable[[Fact], tuple[Any, ...]]:
 def _shape(hint: Any) -> Any:
     options = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
     if Slot in options:
-        return "slot"
+        return _SLOT
     if any(get_origin(option) is dict and Slot in get_args(option) for option in options):
-        return "slots"
+        return _SLOTS
     return hint

@@ -1,7 +1,9 @@
 """The writer: one thread, one connection, and group commit.
 
 Whatever queued while the previous commit was syncing goes into the next one; there is no timer, so
-a lone append waits for nobody. A job that is refused leaves the rest of its group untouched: it has
+a lone append waits for nobody. Where many are on their way they go in two halves that take turns:
+the results of one are told just before the other is synced, so that its callers prepare their next
+writes meanwhile. A job that is refused leaves the rest of its group untouched: it has
 a savepoint of its own, or cannot be refused once it writes. Results reach their event loops
 only after the commit. Every submitted job is settled, by the thread's own death if need be.
 """
@@ -18,6 +20,7 @@ from typing import Any, Generic, TypeVar
 import apsw
 
 from holdfast.core.errors import HoldfastError, NothingWritten, OutcomeUnknown, StoreFailed
+from holdfast.stores.bell import Bell
 from holdfast.stores.sqlite.database import SQL, Database
 
 logger = logging.getLogger("holdfast.stores")
@@ -25,6 +28,8 @@ logger = logging.getLogger("holdfast.stores")
 T = TypeVar("T")
 
 GROUP_JOBS = 512
+WHOLE_JOBS = 16
+"""A larger group is written in halves: while one syncs, those of the other go on."""
 
 
 class Settled(asyncio.Future[T]):
@@ -50,10 +55,10 @@ class Job(Generic[T]):
     """
 
     __slots__ = (
+        "bell",
         "done",
         "error",
         "future",
-        "loop",
         "result",
         "session",
         "settled",
@@ -77,7 +82,7 @@ class Job(Generic[T]):
         self.stored = stored
         self.result: T | None = None
         self.error: BaseException | None = None
-        self.loop: asyncio.AbstractEventLoop | None = None
+        self.bell: Bell[list[Job[Any]]] | None = None
         self.future: Settled[T] | None = None
         self.done: threading.Event | None = None
 
@@ -90,16 +95,19 @@ class Writer:
         self._connection = connection
         self._cursor = connection.cursor()
         self._queue: queue.SimpleQueue[Job[Any] | None] = queue.SimpleQueue()
+        self._committed: list[Job[Any]] = []
         self._closed = False
         self._dead: BaseException | None = None
         self._gate = threading.Lock()
+        self._bells: dict[asyncio.AbstractEventLoop, Bell[list[Job[Any]]]] = {}
         self._thread = threading.Thread(target=self._run, name="holdfast-writer", daemon=True)
         self._thread.start()
 
     async def run(self, job: Job[T]) -> T:
         """Run a job; once submitted it is settled even if the caller is cancelled."""
-        job.loop = asyncio.get_running_loop()
-        job.future = Settled(loop=job.loop)
+        loop = asyncio.get_running_loop()
+        job.bell = self._bells.get(loop) or self._add_bell(loop)
+        job.future = Settled(loop=loop)
         self._submit(job)
         return await job.future
 
@@ -119,7 +127,17 @@ class Writer:
                 self._closed = True
                 self._queue.put(None)
         self._thread.join()
+        for bell in self._bells.values():
+            bell.close()
+        self._bells.clear()
         self._database.close(self._connection)
+
+    def _add_bell(self, loop: asyncio.AbstractEventLoop) -> Bell[list[Job[Any]]]:
+        with self._gate:
+            for old in [old for old in self._bells if old.is_closed()]:
+                self._bells.pop(old).close()
+            bell = self._bells[loop] = Bell(loop, _resolve)
+        return bell
 
     def _submit(self, job: Job[Any]) -> None:
         with self._gate:
@@ -135,19 +153,25 @@ class Writer:
         jobs: list[Job[Any]] = []
         try:
             while self._take(jobs):
+                if any(job.swift is None for job in jobs):
+                    self._tell()  # nobody waits for work that may take long
                 self._commit(jobs)
-                self._deliver(jobs)
-                jobs.clear()
+                self._tell()
+                self._committed, jobs = jobs, []
         except BaseException as error:
             logger.exception("the writer of %r died", str(self._database.path))
             self._die(jobs, error)
 
     def _take(self, jobs: list[Job[Any]]) -> bool:
         """Wait for the next group; tell whether there is one."""
+        if self._queue.empty():
+            self._tell()
         item = self._queue.get()
+        on_their_way = self._queue.qsize() + 1 + len(self._committed)
+        most = min(max(WHOLE_JOBS, (on_their_way + 1) // 2), GROUP_JOBS)
         while item is not None:
             jobs.append(item)
-            if len(jobs) == GROUP_JOBS:
+            if len(jobs) >= most:
                 break
             try:
                 item = self._queue.get_nowait()
@@ -161,6 +185,7 @@ class Writer:
         """Let in no further job and fail all that are on their way."""
         with self._gate:
             self._dead = error
+        self._tell()
         for job in jobs:
             job.error = self._died(OutcomeUnknown, job)
         while not self._queue.empty():
@@ -195,6 +220,7 @@ class Writer:
                     job.error = None
                     self._commit([job])
             return
+        self._tell()
         try:
             self._cursor.execute(SQL["commit"])
         except BaseException as error:
@@ -267,18 +293,20 @@ class Writer:
         named.__cause__ = error
         return named
 
+    def _tell(self) -> None:
+        """Tell those whose jobs are committed, if they do not know yet."""
+        committed, self._committed = self._committed, []
+        self._deliver(committed)
+
     def _deliver(self, jobs: list[Job[Any]]) -> None:
-        by_loop: dict[asyncio.AbstractEventLoop, list[Job[Any]]] = {}
+        by_bell: dict[Bell[list[Job[Any]]], list[Job[Any]]] = {}
         for job in jobs:
-            if job.loop is not None:
-                by_loop.setdefault(job.loop, []).append(job)
+            if job.bell is not None:
+                by_bell.setdefault(job.bell, []).append(job)
             elif job.done is not None:
                 job.done.set()
-        for loop, group in by_loop.items():
-            try:
-                loop.call_soon_threadsafe(_resolve, group)
-            except RuntimeError:
-                logger.debug("a loop closed before its results arrived")
+        for bell, group in by_bell.items():
+            bell.ring(group)
 
 
 def _resolve(jobs: list[Job[Any]]) -> None:

@@ -1,0 +1,89 @@
+"""A bell hands things from threads to an event loop, with an eventfd and without one."""
+
+import asyncio
+import os
+import threading
+
+import pytest
+
+from holdfast.stores.bell import Bell
+
+
+class PlainLoop(asyncio.SelectorEventLoop):
+    """A loop that cannot watch descriptors for others, as some cannot."""
+
+    def add_reader(self, fd, callback, *args):
+        raise NotImplementedError
+
+
+@pytest.fixture(params=[asyncio.SelectorEventLoop, PlainLoop])
+def loop(request):
+    loop = request.param()
+    yield loop
+    loop.close()
+
+
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def test_what_many_threads_ring_is_heard_once_and_in_each_threads_order(loop):
+    heard = []
+    done = asyncio.Event()
+
+    def hear(item):
+        heard.append(item)
+        if len(heard) == 2000:
+            done.set()
+
+    async def main():
+        bell = Bell(loop, hear)
+
+        def ring(name):
+            for number in range(500):
+                bell.ring((name, number))
+
+        threads = [threading.Thread(target=ring, args=(name,)) for name in "abcd"]
+        for thread in threads:
+            thread.start()
+        await asyncio.wait_for(done.wait(), 20)
+        for thread in threads:
+            thread.join()
+        bell.close()
+
+    loop.run_until_complete(main())
+    for name in "abcd":
+        assert [number for who, number in heard if who == name] == list(range(500))
+
+
+def test_closing_hands_over_what_is_left_and_the_descriptor(loop):
+    heard = []
+
+    async def main():
+        before = descriptors()
+        bell = Bell(loop, heard.append)
+        bell.ring("left")
+        await asyncio.to_thread(bell.close)
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert descriptors() == before
+        bell.ring("late")  # nobody is there any more, and nothing happens
+        assert heard[:1] == ["left"]
+
+    loop.run_until_complete(main())
+
+
+def test_a_bell_of_a_closed_loop_rings_for_nobody(loop):
+    heard = []
+
+    async def main():
+        return Bell(loop, heard.append)
+
+    before = descriptors()
+    bell = loop.run_until_complete(main())
+    loop.close()
+    bell.ring("late")
+    bell.close()
+    bell.ring("later")
+    assert heard == []
+    assert descriptors() <= before
