@@ -9,7 +9,7 @@ hold. Arguments that are large to decode are decoded beside the event loop.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -89,6 +89,15 @@ class Calls:
             self._decoding.add(task)
             task.add_done_callback(self._decoding.discard)
 
+    def read(self, reads: Sequence[tuple[str, str]]) -> tuple[FileRead, ...]:
+        """Note the files that the cell has read; raise Diverged if one is not what it was."""
+        if not reads:
+            return ()
+        files = tuple(FileRead(path, digest) for path, digest in reads)
+        self._journal.check_files(files)
+        self.files.extend(files)
+        return files
+
     async def _ask_large(self, frame: frames.CallFrame, data: bytes) -> None:
         try:
             excess = await asyncio.to_thread(bounds.excess, "json", data)
@@ -108,10 +117,7 @@ class Calls:
 
     def _ask(self, frame: frames.CallFrame, data: bytes, arguments: dict[str, Any]) -> None:
         journal = self._journal
-        files = tuple(FileRead(path, digest) for path, digest in frame.files)
-        if files:
-            journal.check_files(files)
-            self.files.extend(files)
+        files = self.read(frame.files)
         digest = digest_id(data)
         call = HostCall(
             frame.function,

@@ -223,7 +223,7 @@ class CpythonSession:
                 if isinstance(frame, frames.FinalFrame):
                     await _check_final(frame.value)
                 done = self._take(run, frame)
-            journal.check_files(results.file_reads(done.files))
+            calls.read(done.files)
             journal.check_end()
             return self._result(run, done)
         except Diverged as diverged:

@@ -21,6 +21,8 @@ from holdfast.kernels.port import Checkpoint, Unrestorable, Variable
 ENGINE = "cpython"
 FORMAT = 1
 _KIND = "chunk"
+_PYTHON = ".".join(map(str, sys.version_info[:2]))
+_EMPTY = payloads.to_record(payloads.slot_of_bytes("bytes", b"", _KIND))
 # The record of a variable, and the chunks that it names.
 _Recorded = tuple[dict[str, Any], dict[str, int]]
 
@@ -51,7 +53,7 @@ class Chunks:
         record = {
             "engine": ENGINE,
             "format": FORMAT,
-            "python": ".".join(map(str, sys.version_info[:2])),
+            "python": _PYTHON,
             "slots": [
                 {"index": index, "text": is_text, "chunk": self._piece(piece, used)}
                 for index, is_text, piece in part.slots
@@ -59,7 +61,7 @@ class Chunks:
             "variables": [record for record, _ in variables.values()],
             "cells": part.cells,
             "drawn": part.drawn,
-            "random": self._bytes(part.random, used),
+            "random": self._bytes(part.random, used) if part.random else _EMPTY,
         }
         self._sent.clear()
         self.stored = self._named

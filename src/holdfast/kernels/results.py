@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,6 @@ from holdfast.kernels.port import (
     Checkpoint,
     Encoded,
     Excerpt,
-    FileRead,
     LimitName,
     Unrestorable,
     ValueView,
@@ -55,7 +54,7 @@ def finished(
         error=error,
         limit=limit,
         calls=tuple(run.journal.calls),
-        files=(*run.calls.files, *file_reads(done.files)),
+        files=tuple(run.calls.files),
         checkpoint=checkpoint,
         namespace_kept=checkpoint is not None,
         unrestorable=unrestorable,
@@ -103,11 +102,6 @@ def losses(
     told = {item.name for item in lost}
     new = manifests.unrestorable(checkpoint.manifest, before)
     return (*lost, *(item for item in new if item.name not in told))
-
-
-def file_reads(reads: Sequence[tuple[str, str]]) -> tuple[FileRead, ...]:
-    """Return the reads that a frame names."""
-    return tuple(FileRead(path, digest) for path, digest in reads)
 
 
 def _view(value: frames.ValuePart | None) -> ValueView | None:

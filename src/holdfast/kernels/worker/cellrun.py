@@ -127,11 +127,11 @@ class Sources:
 
     def add(self, filename: str, text: str, offset: int = 0) -> None:
         """Keep a text; `offset` is how many lines of its cell came before it."""
-        lines = self.lines.setdefault(filename, [])
         new = [line + "\n" for line in text.split("\n")]
-        if len(lines) < offset + len(new):
-            lines.extend("\n" for _ in range(offset + len(new) - len(lines)))
-        lines[offset : offset + len(new)] = new
+        end = offset + len(new)
+        lines = self.lines.setdefault(filename, [])
+        lines.extend(["\n"] * (end - len(lines)))
+        lines[offset:end] = new
         linecache = sys.modules.get("linecache")
         if linecache is not None:
             self._publish(linecache, filename)

@@ -231,9 +231,12 @@ class Worker:
     def _view(self, value: Any, fit: int) -> dict[str, Any] | None:
         if value is None:
             return None
-        encoded = None
+        encoded: dict[str, Any] | None = None
         text, whole = render.bounded(value, ENCODED_CHARACTERS)
-        if whole:
+        if whole and type(value) is int and abs(value) < 2**53:
+            # Loading what encodes values takes a new worker as long as all the rest.
+            encoded = {"encoding": "json", "data": b"%d" % value}
+        elif whole:
             try:
                 encoded = self._encoded(value)
             except TypeError:
