@@ -196,3 +196,40 @@ def test_each_setting_says_where_it_came_from(tmp_path) -> None:
     assert (found.settings.model, found.origins["model"]) == ("script:b", "environment")
     assert (found.settings.max_turns, found.origins["max_turns"]) == (4, "given")
     assert found.origins["profile"] == "default"
+
+
+@pytest.mark.parametrize(
+    ("limit", "calls"), [({"max_usd": "1"}, 3), ({"max_tokens": 90, "max_output_tokens": 19}, 4)]
+)
+async def test_leaves_in_flight_together_do_not_go_beyond_a_limit_together(
+    lab: Lab, limit: dict[str, object], calls: int
+) -> None:
+    async def respond(request):
+        if request.purpose == "step":
+            return priced(cell("FINAL(map_lm(['x'] * 12))"), "0.3")
+        await asyncio.sleep(0)
+        return priced("ok", "0.3")
+
+    runtime = await lab.open(respond, leaf_concurrency=12, **limit)
+    session = await runtime.start()
+    result = await session.send("x")
+    assert isinstance(result, holdfast.Final)
+    assert result.value.count("ok") == calls
+    assert len(lab.requests) == 1 + calls
+    refused = [value["error"] for value in result.value if value != "ok"]
+    assert len(refused) == 12 - calls
+    assert all("budget_exceeded" in error for error in refused)
+
+
+async def test_leaves_far_from_a_limit_are_made_at_once(lab: Lab) -> None:
+    together = asyncio.Barrier(6)
+
+    async def respond(request):
+        if request.purpose == "step":
+            return priced(cell("FINAL(map_lm(['x'] * 6))"), "0")
+        await together.wait()
+        return priced("ok", "0")
+
+    runtime = await lab.open(respond, max_tokens=10_000, max_output_tokens=100)
+    session = await runtime.start()
+    assert (await session.send("x")).value == ["ok"] * 6

@@ -1,17 +1,29 @@
 """The governor: limits that are enforced before each call, from what the log says was used.
 
 Everything it needs survives a kill, because it is folded from the log: steps and recorded driving
-time of the turn, spend of the session. Where a limit is in dollars and a cost is unknown, the
-limit cannot be proven to hold, and the turn ends rather than hope.
+time of the turn, spend of the session. Calls that are made at once count at their ceilings until
+they have ended. Where a limit is in dollars and a cost is unknown, the limit cannot be proven to
+hold, and the turn ends rather than hope.
 """
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from decimal import Decimal
+from typing import Protocol
 
 from holdfast.core.state import State
 from holdfast.runtime.settings import Settings
+
+
+class Stated(Protocol):
+    """Whatever knows where the log stands."""
+
+    state: State
+
 
 WARN_STEPS_LEFT = 2
 OUTPUT_CEILING_TOKENS = 32_768
@@ -56,6 +68,42 @@ def before_call(settings: Settings, state: State) -> Excess | None:
         if spend.tokens >= settings.max_tokens:
             return Excess("max_tokens", str(spend.tokens), str(settings.max_tokens))
     return None
+
+
+class Reserve:
+    """What the calls under way may cost, set aside until each has ended and is on record."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._calls: list[tuple[str | None, int]] = []
+        self._ended = asyncio.Event()
+
+    @asynccontextmanager
+    async def aside(self, journal: Stated, usd: str | None, tokens: int) -> AsyncIterator[None]:
+        """Set a call's ceiling aside, once those under way leave room for a call.
+
+        A ceiling that nobody knows leaves none under a limit in dollars.
+        """
+        while self._calls and self._is_full(journal.state):
+            await self._ended.wait()
+        call = (usd, tokens)
+        self._calls.append(call)
+        try:
+            yield
+        finally:
+            self._calls.remove(call)
+            self._ended.set()
+            self._ended = asyncio.Event()
+
+    def _is_full(self, state: State) -> bool:
+        spend = state.spend
+        if self._settings.max_usd:
+            known = [Decimal(usd) for usd, _ in self._calls if usd is not None]
+            most = sum(known, Decimal(spend.usd))
+            if len(known) < len(self._calls) or most >= Decimal(self._settings.max_usd):
+                return True
+        tokens = spend.tokens + sum(tokens for _, tokens in self._calls)
+        return bool(self._settings.max_tokens) and tokens >= self._settings.max_tokens
 
 
 def before_step(settings: Settings, state: State, context_tokens: int) -> Excess | None:

@@ -72,6 +72,7 @@ class Leaves:
     step: int
     eval: int
     recorded: Sequence[tuple[str, LeafCalled]] = ()  # (at, fact) of this eval, in log order
+    _reserve: governor.Reserve = field(init=False)
     _base: int = 0
     _taken: set[int] = field(default_factory=set)
     _bases: dict[tuple[str, str, int], int] = field(default_factory=dict)
@@ -80,6 +81,7 @@ class Leaves:
     )
 
     def __post_init__(self) -> None:
+        self._reserve = governor.Reserve(self.settings)
         answered = [(at, fact) for at, fact in self.recorded if fact.status != "unknown"]
         self._base = self.journal.state.counters.get("leaf_answered", 0) - len(answered)
         for _, fact in self.recorded:
@@ -160,9 +162,11 @@ class Leaves:
             max_output_tokens=self.settings.max_output_tokens or None,
             deadline_seconds=self.settings.leaf_timeout_seconds,
         )
-        async with self.gate:
-            # The event is stored before the next call passes the gate, so that the spend limit
-            # sees every call that has ended; only those in flight together can go beyond it.
+        # What is set aside for a call is let go once its event is stored, so that the spend limit
+        # sees every call, under way or ended; only the last one can go beyond it.
+        size = self._size(request)
+        ceiling = self.model.ceiling_usd(*size)
+        async with self._reserve.aside(self.journal, ceiling, sum(size)), self.gate:
             excess = governor.before_call(self.settings, self.journal.state)
             reply: ModelReply | None = None
             error: ModelError | None = None
@@ -179,6 +183,11 @@ class Leaves:
                 except Exception as problem:
                     error = ModelError(f"{type(problem).__name__}: {problem}")
             return await self._record(call, request, item, width, reply, error, excess)
+
+    def _size(self, request: ModelRequest) -> tuple[int, int]:
+        """Return the most tokens that a call can send and get."""
+        sent = estimate_tokens(request.prompt) + estimate_tokens(request.system)
+        return sent, governor.output_ceiling(self.settings)
 
     async def _record(
         self,
@@ -202,8 +211,7 @@ class Leaves:
             failure = {"code": error.code, "message": str(error)}
             cost_usd, usage = governor.spent_on_failure(error.code)
         elif reply is None:
-            sent = estimate_tokens(prompt) + estimate_tokens(system)
-            most = governor.output_ceiling(self.settings)
+            sent, most = self._size(request)
             cost_usd = self.model.ceiling_usd(sent, most)
             usage = {"input_tokens": sent, "output_tokens": most}
         done = await self.journal.append(
