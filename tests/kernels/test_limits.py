@@ -74,7 +74,7 @@ async def test_time_spent_waiting_for_the_host_counts_for_nothing(cpython: Cpyth
     assert result.status == "ok"
 
 
-async def test_many_open_files_and_threads_are_refused(cpython: CpythonKernel) -> None:
+async def test_many_open_files_are_refused(cpython: CpythonKernel) -> None:
     limits = KernelLimits(open_files=32)
     driver = await KernelDriver.open(cpython, KernelSettings(limits=limits))
     code = (
@@ -82,6 +82,30 @@ async def test_many_open_files_and_threads_are_refused(cpython: CpythonKernel) -
         "except OSError as e:\n    n = e.errno\nn"
     )
     assert await driver.value(code) == 24
+
+
+MANY_THREADS = """
+import threading
+release, started, why = threading.Event(), [], ""
+try:
+    for _ in range(50):
+        thread = threading.Thread(target=release.wait)
+        thread.start()
+        started.append(thread)
+except RuntimeError as error:
+    why = str(error)
+release.set()
+for thread in started:
+    thread.join()
+[len(started), why]"""
+
+
+async def test_many_threads_are_refused_and_other_processes_at_all(cpython: CpythonKernel) -> None:
+    limits = KernelLimits(processes=8)
+    driver = await KernelDriver.open(cpython, KernelSettings(limits=limits))
+    # The main thread is one of the eight; as many can be started again once they have ended.
+    for _ in range(2):
+        assert await driver.value(MANY_THREADS) == [7, "can't start new thread"]
     result = await driver.run("import os\nos.fork()")
     assert result.error is not None
     assert result.error.type == "PermissionError"

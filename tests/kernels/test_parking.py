@@ -137,6 +137,56 @@ async def test_a_wide_fan_out_finishes_with_two_workers(narrow: CpythonKernel) -
     assert narrow.pool.peak <= 2
 
 
+MEMORY_BYTES, CELL_BYTES = 64 << 20, 24 << 20
+
+
+@pytest_asyncio.fixture
+async def small() -> AsyncIterator[CpythonKernel]:
+    """Return a kernel with little memory for many workers."""
+    kernel = CpythonKernel(max_workers=30, max_idle=30, memory_bytes=MEMORY_BYTES)
+    yield kernel
+    await kernel.close()
+
+
+def _held_bytes(drivers: list[KernelDriver]) -> int:
+    sessions = [driver.session for driver in drivers]
+    workers = [s.worker for s in sessions if isinstance(s, CpythonSession) and s.worker]
+    return sum(worker.resident_bytes() for worker in workers)
+
+
+async def test_idle_sessions_give_their_workers_back_at_the_memory_cap(
+    small: CpythonKernel,
+) -> None:
+    drivers: list[KernelDriver] = []
+    for number in range(8):
+        driver = await KernelDriver.open(small)
+        drivers.append(driver)
+        await driver.run(f"data = bytes([{number}]) * {CELL_BYTES}")
+        assert _holds_worker(driver)
+        # Room is made when a worker is asked for: the last one may grow beyond the cap.
+        assert _held_bytes(drivers[:-1]) <= MEMORY_BYTES
+    assert sum(map(_holds_worker, drivers)) >= 2
+    assert [await driver.value("data[0]") for driver in drivers] == list(range(8))
+
+
+async def test_nested_sessions_stay_within_the_memory_cap(small: CpythonKernel) -> None:
+    drivers: list[KernelDriver] = []
+    held: list[int] = []
+
+    async def level(depth: int) -> int:
+        held.append(_held_bytes(drivers))
+        driver = await KernelDriver.open(
+            small, replace(SETTINGS, depth=depth), child=lambda: level(depth + 1)
+        )
+        drivers.append(driver)
+        below = "0" if depth == 8 else "child()"
+        code = f"data = b'x' * {CELL_BYTES}\nbelow = {below}\nlen(data) // {CELL_BYTES} + below"
+        return int(await driver.value(code))
+
+    assert await level(0) == 9
+    assert CELL_BYTES < max(held) <= MEMORY_BYTES + 2 * CELL_BYTES
+
+
 async def test_the_cheapest_waiting_cell_gives_way(narrow: CpythonKernel) -> None:
     release = asyncio.Event()
     waiting = asyncio.Semaphore(0)

@@ -31,6 +31,13 @@ CHANNEL = (
     " if type(o).__name__ == 'Channel')\n"
 )
 SEND = "send = lm._bridge.channel.send\n"
+# Says that the cell has ended with a value of its own making.
+VALUE = (
+    "import gc\nworker = next(o for o in gc.get_objects() if type(o).__name__ == 'Worker')\n"
+    "def view(value, fit):\n    return {{'kind': 'int', 'text': ['1', '', 1],"
+    " 'encoded': {{'encoding': {encoding!r}, 'data': data}}}}\n"
+    "worker._view = view\ndata = {data!r}"
+)
 
 
 def _pid(driver: KernelDriver) -> int:
@@ -100,6 +107,12 @@ FORGED = {
     + "send({'kind': 'final', 'value': {'encoding': 'json', 'data': b'{nonsense'}})",
     "an answer under a false tag": SEND
     + "send({'kind': 'final', 'value': {'encoding': 'json', 'data': b'{\"$set\":1}'}})",
+    "a value that does not decode": VALUE.format(encoding="json", data=b"{nonsense"),
+    "a value under a false tag": VALUE.format(encoding="json", data=b'{"$set":1}'),
+    "a value that is no text": VALUE.format(encoding="text", data=b"\xff"),
+    "a large value that does not decode": VALUE.format(encoding="json", data=b"[") + " * 100_000",
+    "a value beyond its bounds": VALUE.format(encoding="json", data=b"[]") + "\n"
+    "data = b'[' + b'[],' * 2_500_000 + b'1]'",
 }
 
 

@@ -12,13 +12,11 @@ import asyncio
 import platform
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from typing import Any
 
-from holdfast.core import payloads, values
+from holdfast.core import payloads
 from holdfast.core.errors import (
     ConfinementMissing,
-    Corruption,
     KernelDied,
     KernelError,
     KernelProtocolError,
@@ -44,14 +42,12 @@ from holdfast.kernels.port import (
     Unrestorable,
     Variable,
 )
-from holdfast.kernels.results import Run
+from holdfast.kernels.run import Run
 from holdfast.kernels.watch import Watch
-from holdfast.kernels.worker import bounds
 from holdfast.kernels.workers import Lost, Worker
 
 OUTPUT_FIT = 12_000
 VALUE_FIT = 4_000
-STALL_SECONDS = 2.0
 CHEAP_NS = 5_000_000_000
 _SETUP_SECONDS = 60.0
 
@@ -120,13 +116,6 @@ class CpythonKernel:
     async def close(self) -> None:
         """Stop every worker."""
         await self.pool.close()
-
-
-@dataclass(frozen=True, slots=True)
-class _Problem:
-    """Something of the host's own that ends a run."""
-
-    error: BaseException
 
 
 class CpythonSession:
@@ -207,25 +196,11 @@ class CpythonSession:
         watch = self._watch(worker, limits)
         most = self.settings.limits.processes + 1
         calls = Calls(worker, journal, watch, self._offered, most)
-        run = self._run = Run(journal, watch, calls)
-        worker.limit(self.settings.limits.memory_bytes)
-        worker.handler = lambda frame: self._handle(worker, run, frame)
-        worker.ask(command)
-        journal.on_failure = calls.on_failure = lambda error: worker.push(_Problem(error))
         calls.on_wait = self._pool.notify
-        stall = None
-        if journal.expecting:
-            stall = asyncio.ensure_future(self._watch_stall(worker, run))
-        done: frames.DoneFrame | None = None
+        run = self._run = Run(worker, journal, watch, calls, self._chunks)
+        worker.limit(self.settings.limits.memory_bytes)
         try:
-            while done is None:
-                frame = await worker.next_frame()
-                if isinstance(frame, frames.FinalFrame):
-                    await _check_final(frame.value)
-                done = self._take(run, frame)
-            calls.read(done.files)
-            journal.check_end()
-            return self._result(run, done)
+            return self._result(run, await run.done(command))
         except Diverged as diverged:
             self._drop(worker)
             return results.diverged(run, str(diverged))
@@ -241,14 +216,9 @@ class CpythonSession:
             self._drop(worker)
             raise
         finally:
-            run.watch.stop()
-            worker.handler = None
-            worker.settle()
-            calls.close()
+            run.close()
             self._run = None
             self._chunks.forget()
-            if stall is not None:
-                stall.cancel()
 
     def _watch(self, worker: Worker, limits: KernelLimits) -> Watch:
         def park() -> None:
@@ -257,57 +227,6 @@ class CpythonSession:
                 worker.kill(Parked("the cell waits for long"))
 
         return Watch(worker, limits, self._kernel.park_seconds, park)
-
-    def _handle(self, worker: Worker, run: Run, frame: frames.Frame) -> bool:
-        """Do at once what need not wait for the task that evaluates: calls, above all."""
-        try:
-            match frame:
-                case frames.CallFrame():
-                    run.calls.take(frame)
-                case frames.ChunkFrame():
-                    self._chunks.receive(frame)
-                case frames.FinalFrame() | frames.EndedFrame():
-                    run.calls.over = True
-                    return False
-                case _:
-                    return False
-        except (KernelProtocolError, Diverged) as error:
-            worker.push(_Problem(error))
-        return True
-
-    def _take(self, run: Run, frame: Any) -> frames.DoneFrame | None:
-        """Do what a frame asks for; return it if it is the last one of its cell."""
-        match frame:
-            case frames.FinalFrame() if run.final is None:
-                run.final = Encoded(frame.value.encoding, frame.value.data)
-                run.watch.unwind()
-            case frames.EndedFrame() if not run.ended:
-                run.ended = True
-                run.watch.ended()
-            case frames.DoneFrame():
-                return frame
-            case frames.FailedFrame():
-                raise KernelDied(f"the worker could not go on ({frame.message}); evaluate again")
-            case _Problem():
-                raise frame.error
-            case _:
-                name = type(frame).__name__
-                raise KernelProtocolError(f"the worker sent a {name} while its cell was running")
-        return None
-
-    async def _watch_stall(self, worker: Worker, run: Run) -> None:
-        """End a re-run in which every call waits for one that the cell does not make."""
-        loop, journal = asyncio.get_running_loop(), run.journal
-        before, since = worker.cpu_ns(), loop.time()
-        while journal.expecting:
-            await asyncio.sleep(STALL_SECONDS / 20)
-            spent, now = worker.cpu_ns(), loop.time()
-            if not journal.stuck or spent - before > 5_000_000:
-                before, since = spent, now
-            stalled = journal.open >= journal.threads or now - since > STALL_SECONDS
-            if journal.stuck and stalled and not run.calls.decoding and not journal.skip():
-                text = "the cell waits for calls that it made when it first ran and not now"
-                worker.push(_Problem(Diverged(text)))
 
     def _result(self, run: Run, done: frames.DoneFrame) -> CellResult:
         before = self.manifest
@@ -473,17 +392,3 @@ async def _in_time() -> AsyncIterator[None]:
             f"the worker did not answer within {_SETUP_SECONDS:g} seconds; the namespace is as at "
             "its last checkpoint: try again"
         ) from None
-
-
-async def _check_final(part: frames.EncodedPart) -> None:
-    """Raise KernelProtocolError unless an answer can be read: it is about to be stored."""
-    try:
-        if len(part.data) <= bounds.SMALL_BYTES:
-            values.decode(part.encoding, part.data)
-            return
-        excess = await asyncio.to_thread(bounds.excess, part.encoding, part.data)
-        if excess:
-            raise KernelProtocolError(f"the worker sent an answer beyond its bounds: {excess}")
-        await asyncio.to_thread(values.decode, part.encoding, part.data)
-    except Corruption as error:
-        raise KernelProtocolError(f"the worker sent an answer that is none: {error}") from error

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from holdfast.kernels import frames
 from holdfast.kernels import manifest as manifests
-from holdfast.kernels.calls import Calls
-from holdfast.kernels.journal import Journal
 from holdfast.kernels.port import (
     CellError,
     CellResult,
@@ -21,20 +18,9 @@ from holdfast.kernels.port import (
     Unrestorable,
     ValueView,
 )
-from holdfast.kernels.watch import Watch
+from holdfast.kernels.run import Run
 
 _NOTHING = Excerpt("", "", 0)
-
-
-@dataclass(slots=True)
-class Run:
-    """What one run of a cell has come to so far."""
-
-    journal: Journal
-    watch: Watch
-    calls: Calls
-    final: Encoded | None = None
-    ended: bool = False
 
 
 def finished(
