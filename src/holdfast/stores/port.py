@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Protocol
 
+import msgspec
+
 from holdfast.core.events import Event
 from holdfast.core.facts import Fact, HeadPublished, SessionStarted
 from holdfast.core.heads import EdgeDraft, HeadDraft
@@ -81,8 +83,7 @@ class InboxItem:
     consumed_seq: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Appended:
+class Appended(msgspec.Struct, frozen=True):
     """What an append made durable."""
 
     events: tuple[Event, ...]

@@ -111,6 +111,12 @@ def find_item(cursor: apsw.Cursor, row: SessionRow, key: str) -> InboxItem | Non
     return None if found is None else _shown(_item(row.id, found))
 
 
+def is_waiting(cursor: apsw.Cursor, row: SessionRow, key: str) -> bool:
+    """Tell whether an inbox item is there to be consumed."""
+    item = find_item(cursor, row, key)
+    return item is not None and item.consumed_seq is None
+
+
 def items(cursor: apsw.Cursor, row: SessionRow) -> list[InboxItem]:
     """Return a session's inbox in order of arrival."""
     return [_shown(_item(row.id, found)) for found in cursor.execute(SQL["list_inbox"], (row.key,))]

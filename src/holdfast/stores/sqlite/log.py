@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import apsw
+import msgspec
 from msgspec import structs
 
 from holdfast.blobs.port import BlobStore
@@ -20,7 +21,7 @@ from holdfast.core.facts import Fact, SessionStarted
 from holdfast.core.fold import fold
 from holdfast.core.heads import EdgeDraft, HeadDraft
 from holdfast.core.ids import check_key
-from holdfast.core.log import Batch, extend
+from holdfast.core.log import Batch, Draft, complete, draft, extend
 from holdfast.core.payloads import Erased, Slot, walk
 from holdfast.core.replay import replay
 from holdfast.core.state import State, empty
@@ -38,10 +39,11 @@ from holdfast.stores.sqlite.database import SQL
 from holdfast.stores.sqlite.sessions import SessionRow
 
 AHEAD_FACTS = 32
-"""An append of more facts is computed in the writer's thread, not on the event loop."""
+AHEAD_BYTES = 256 * 1024
+"""An append of more is computed in the writer's thread, so that the event loop goes on."""
 
 
-class Request(NamedTuple):
+class Request(msgspec.Struct, frozen=True):
     """What a caller asks to append."""
 
     lease: Lease
@@ -54,7 +56,7 @@ class Request(NamedTuple):
     adopt_from: str | None
 
 
-class Foreseen(NamedTuple):
+class Foreseen(msgspec.Struct, frozen=True):
     """An append as computed from the state in memory, down to the rows it writes."""
 
     row: SessionRow
@@ -62,6 +64,9 @@ class Foreseen(NamedTuple):
     moved: tuple[Any, ...]
     payloads: list[tuple[Any, ...]]
     events: list[tuple[Any, ...]]
+    referred: list[str]
+    """Payloads that came without their bytes."""
+    consumes: Sequence[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,34 +114,48 @@ class Log:
         This runs on the event loop while the writer commits, and writes nothing.
         """
         known = self.states.known(request.lease.session)
-        if known is None or known[1].seq != request.after_seq or len(request.facts) > AHEAD_FACTS:
-            return None
-        if request.consumes or request.adopt_from is not None:
+        if known is None or request.adopt_from is not None or len(request.facts) > AHEAD_FACTS:
             return None
         row, state = known
+        if state.seq != request.after_seq:
+            return None
         try:
-            batch = _batch(state, request)
+            drafted = _draft(state, request)
+            sizes = [item.size for item in drafted.slots if item.data is not None]
+            if sizes and (max(sizes) > ROW_PAYLOAD_BYTES or sum(sizes) > AHEAD_BYTES):
+                return None
+            batch = complete(drafted)
         except HoldfastError:
             return None  # the transaction looks itself, and says why
-        given = batch.payloads.values()
-        if len(batch.refs) > len(given) or any(item.size > ROW_PAYLOAD_BYTES for item in given):
-            return None
+        given, referred = batch.payloads, []
+        if len(batch.refs) > len(given):
+            referred = [payload_id for payload_id in batch.refs if payload_id not in given]
         return Foreseen(
             row,
             Appended(batch.events, batch.state, batch.head),
             sessions.moved(row, request.lease, state, batch.state),
-            payloads.stored(row, given) if given else [],
+            payloads.stored(row, given.values()) if given else [],
             events.stored(row.key, batch.events),
+            referred,
+            request.consumes,
         )
 
     def realize(self, foreseen: Foreseen, cursor: apsw.Cursor) -> Appended | None:
-        """Append what was foreseen, or nothing where the session is not as it was thought to be."""
-        row, done, moved, kept, rowed = foreseen
-        if not sessions.try_move(cursor, moved):
+        """Append what was foreseen, or nothing where something is not as it was thought to be."""
+        row, done = foreseen.row, foreseen.done
+        for payload_id in foreseen.referred:
+            if not payloads.in_use(cursor, self._blobs, row, payload_id):
+                return None
+        for key in foreseen.consumes:
+            if not leases.is_waiting(cursor, row, key):
+                return None
+        if not sessions.try_move(cursor, foreseen.moved):
             return None
-        for one in kept:
+        for key in foreseen.consumes:
+            cursor.execute(SQL["consume_inbox"], (done.state.seq, row.key, key))
+        for one in foreseen.payloads:
             payloads.insert(cursor, row, one, used=True)
-        self._finish(cursor, row, rowed, done.events[0].seq - 1, done.state)
+        self._finish(cursor, row, foreseen.events, done.events[0].seq - 1, done.state)
         return done
 
     def append(self, request: Request, cursor: apsw.Cursor) -> Appended:
@@ -150,7 +169,7 @@ class Log:
                 "state again",
                 seq=row.seq,
             )
-        batch = _batch(self.states.load(cursor, row), request)
+        batch = complete(_draft(self.states.load(cursor, row), request))
         source = None
         if request.adopt_from is not None:
             source = sessions.find(cursor, request.adopt_from)
@@ -342,15 +361,8 @@ class Log:
         return row
 
 
-def _batch(state: State, request: Request) -> Batch:
-    return extend(
-        state,
-        request.facts,
-        at=now(),
-        head=request.head,
-        edges=request.edges,
-        payloads=request.payloads,
-    )
+def _draft(state: State, request: Request) -> Draft:
+    return draft(state, request.facts, now(), request.head, request.edges, request.payloads)
 
 
 def _stored(cursor: apsw.Cursor, row: SessionRow, copy: Copy) -> list[Event]:

@@ -107,6 +107,14 @@ def heal(cursor: apsw.Cursor, blobs: BlobStore, row: SessionRow, item: Slot) -> 
         keep(cursor, blobs, row, [item], used=True)
 
 
+def in_use(cursor: apsw.Cursor, blobs: BlobStore, row: SessionRow, payload_id: str) -> bool:
+    """Tell whether a session's log refers to a payload already, and its bytes are here."""
+    found = find(cursor, row, payload_id)
+    if found is None or not found.used:
+        return False
+    return not found.in_file or blobs.has(row.tenant, payload_id)
+
+
 def prove(
     cursor: apsw.Cursor, blobs: BlobStore, row: SessionRow, batch: Batch, source: SessionRow | None
 ) -> None:

@@ -60,8 +60,6 @@ T = TypeVar("T")
 FILE_NAME = "events.db"
 BLOB_FOLDER = "blobs"
 BLOB_TRIES = 20
-AHEAD_BYTES = 256 * 1024
-"""An append with more is computed in the writer's thread, so that the event loop goes on."""
 
 
 class SqliteSessionStore(SqliteReading):
@@ -164,27 +162,31 @@ class SqliteSessionStore(SqliteReading):
     ) -> Appended:
         """Append one atomic batch."""
         session_id = self._check(lease.session)
-        if adopt_from is not None:
-            check_id(adopt_from)
-        given = tuple(payloads)
-        request = Request(lease, after_seq, facts, head, edges, consumes, given, adopt_from)
-        slots = [*given]
-        for fact in facts:
-            slots += slots_of(fact)
-        if head is not None:
-            slots += [item for item in (head.vars, head.final) if item is not None]
+        request = Request(
+            lease, after_seq, facts, head, edges, consumes, tuple(payloads), adopt_from
+        )
+        foreseen = self._log.foresee(request)
+        if foreseen is None:
+            return await self._append_unforeseen(request)
+        work, swift = partial(self._log.append, request), partial(self._log.realize, foreseen)
+        job = Job(work, session_id, self._appended, _is_appended, swift)
+        return await self._writer.run(job)
+
+    async def _append_unforeseen(self, request: Request) -> Appended:
+        session_id = request.lease.session
+        if request.adopt_from is not None:
+            check_id(request.adopt_from)
+        slots = [*request.payloads, *(item for fact in request.facts for item in slots_of(fact))]
+        if request.head is not None:
+            slots += [item for item in (request.head.vars, request.head.final) if item is not None]
+        large = _large(slots)
+        tenant = await self._tenant(session_id) if large else ""
         work = partial(self._log.append, request)
-        if large := _large(slots):
 
-            def job() -> Job[Appended]:
-                return Job(work, session_id, self._appended, _is_appended)
+        def job() -> Job[Appended]:
+            return Job(work, session_id, self._appended, _is_appended)
 
-            return await self._with_blobs(large, await self._tenant(session_id), job)
-        swift = None
-        if sum(item.size for item in slots) <= AHEAD_BYTES:
-            foreseen = self._log.foresee(request)
-            swift = None if foreseen is None else partial(self._log.realize, foreseen)
-        return await self._writer.run(Job(work, session_id, self._appended, _is_appended, swift))
+        return await self._with_blobs(large, tenant, job)
 
     async def put_payload(self, session_id: str, item: Slot) -> Slot:
         """Make a payload durable for later appends of this session."""
