@@ -117,9 +117,11 @@ class Log:
         if known is None or request.adopt_from is not None or len(request.facts) > AHEAD_FACTS:
             return None
         row, state = known
-        if state.seq != request.after_seq:
+        if state.seq != request.after_seq or len(request.consumes) > 1:
             return None
         try:
+            for key in request.consumes:
+                check_key(key, "inbox key")
             drafted = _draft(state, request)
             sizes = [item.size for item in drafted.slots if item.data is not None]
             if sizes and (max(sizes) > ROW_PAYLOAD_BYTES or sum(sizes) > AHEAD_BYTES):
