@@ -25,6 +25,7 @@ from holdfast.core.errors import Corruption, InvalidRecord
 from holdfast.core.facts import Fact
 from holdfast.core.payloads import Slot, digest_form, from_record, to_record
 from holdfast.core.records import Record, canonical, encode, explain, fits, parse
+from holdfast.core.values import MAX_INTEGER
 
 CHAIN_SEED = b"holdfast.log.1\n"
 
@@ -41,7 +42,7 @@ UPCASTS: dict[tuple[str, int], Callable[[Record], Record]] = {}
 """(type, version) → a function from that version's data to the next version's."""
 
 
-class Event(msgspec.Struct, frozen=True):
+class Event(msgspec.Struct, frozen=True, gc=False):
     """One durable fact at its place in the log."""
 
     session: str
@@ -137,7 +138,8 @@ def forms(fact: Fact) -> tuple[Record, Record, list[Slot]]:
                 covered[name] = {key: item.ref() for key, item in value.items()}
                 slots += value.values()
         elif value != default:
-            if type(value) is not str:
+            kind = type(value)
+            if kind is not str and (kind is not int or not -MAX_INTEGER <= value <= MAX_INTEGER):
                 _check_plain(fact, name, value)
             covered[name] = value
     for item in slots:

@@ -40,7 +40,7 @@ _ABOUT_CALLS = frozenset(
 ) - {facts.LineageAdded, facts.InputAdmitted}
 
 
-class Draft(msgspec.Struct, frozen=True):
+class Draft(msgspec.Struct, frozen=True, gc=False):
     """The events that an append makes, before a look at the values they carry."""
 
     events: list[Event]
@@ -49,7 +49,7 @@ class Draft(msgspec.Struct, frozen=True):
     slots: list[Slot]
 
 
-class Batch(msgspec.Struct, frozen=True):
+class Batch(msgspec.Struct, frozen=True, gc=False):
     """What one append makes durable, as a whole or not at all."""
 
     events: tuple[Event, ...]

@@ -37,7 +37,7 @@ class Erased:
     rule: str
 
 
-class Slot(msgspec.Struct, frozen=True, eq=False):
+class Slot(msgspec.Struct, frozen=True, eq=False, gc=False):
     """One value as a record refers to it.
 
     `data` holds the bytes while they are at hand: always for inline values, and for larger ones

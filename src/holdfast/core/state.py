@@ -2,7 +2,8 @@
 
 Everything a driver must know after a kill is here and stays small: what grows with history is read
 from the log in pages. Slots are kept without their bytes, so an erased value has no copy here.
-`holdfast.core.fold` makes it from events.
+`holdfast.core.fold` makes it from events. It is data without cycles, as slots and events are, so the
+garbage collector is spared all of them.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from holdfast.core.events import chain_start
 from holdfast.core.payloads import Slot
 
 
-class OpenTurn(msgspec.Struct, frozen=True):
+class OpenTurn(msgspec.Struct, frozen=True, gc=False):
     """The turn in flight, and how far it got.
 
     Phases: `opened`, `asking` (step started, no reply), `replied` (reply stored, work left),
@@ -40,7 +41,7 @@ class OpenTurn(msgspec.Struct, frozen=True):
     unknown_tokens: int = 0
 
 
-class PendingCall(msgspec.Struct, frozen=True):
+class PendingCall(msgspec.Struct, frozen=True, gc=False):
     """A call that has no outcome yet."""
 
     call_id: str
@@ -55,7 +56,7 @@ class PendingCall(msgspec.Struct, frozen=True):
     child: str | None = None
 
 
-class Spend(msgspec.Struct, frozen=True):
+class Spend(msgspec.Struct, frozen=True, gc=False):
     """What the session has used; `unknown_…` counts the calls of which nobody knows.
 
     Most of those are counted at the ceiling that was set aside for them; `unbounded_…` counts the
@@ -90,7 +91,7 @@ class Spend(msgspec.Struct, frozen=True):
         )
 
 
-class State(msgspec.Struct, frozen=True):
+class State(msgspec.Struct, frozen=True, gc=False):
     """What it takes to go on with a session, at one position of its log."""
 
     session: str

@@ -43,7 +43,7 @@ AHEAD_BYTES = 256 * 1024
 """An append of more is computed in the writer's thread, so that the event loop goes on."""
 
 
-class Request(msgspec.Struct, frozen=True):
+class Request(msgspec.Struct, frozen=True, gc=False):
     """What a caller asks to append."""
 
     lease: Lease
@@ -56,7 +56,7 @@ class Request(msgspec.Struct, frozen=True):
     adopt_from: str | None
 
 
-class Foreseen(msgspec.Struct, frozen=True):
+class Foreseen(msgspec.Struct, frozen=True, gc=False):
     """An append as computed from the state in memory, down to the rows it writes."""
 
     row: SessionRow
