@@ -6,7 +6,7 @@ import asyncio
 import json
 import signal
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +19,7 @@ from holdfast.core.errors import LeaseHeld
 from holdfast.models.port import ModelRequest
 from holdfast.models.scripted import ScriptedModel
 from holdfast.stores.memory import MemoryBank, MemorySessionStore
-from holdfast.stores.port import SessionStore
+from holdfast.stores.port import Appended, InboxItem, SessionStore
 from holdfast.stores.verify import verify
 
 from .children.talk import provider
@@ -277,6 +277,67 @@ async def test_a_message_queued_just_as_its_driver_lets_go_is_worked_by_its_send
         assert isinstance(result, holdfast.Final)
         assert result.value == "second"
         assert await late.list_inbox(session.id) == []
+
+
+class LateReturn(MemorySessionStore):
+    """A store in which something happens while the batch that gave the lease back returns."""
+
+    def __init__(self, happening: Callable[[LateReturn], Awaitable[None]]) -> None:
+        super().__init__()
+        self.happening = happening
+        self.stop_seen = asyncio.Event()
+
+    async def append(self, *arguments: Any, **options: Any) -> Appended:
+        done = await super().append(*arguments, **options)
+        if done.inbox is not None and not done.inbox:
+            await self.happening(self)
+        return done
+
+    async def list_inbox(self, *arguments: Any, **options: Any) -> list[InboxItem]:
+        items = await super().list_inbox(*arguments, **options)
+        if any(item.kind == "stop" for item in items):
+            self.stop_seen.set()
+        return items
+
+
+async def test_a_message_queued_here_just_as_the_lease_goes_back_is_worked() -> None:
+    async def queue(store: LateReturn) -> None:
+        if not (await store.list_inbox(session.id, pending=False)):
+            assert isinstance(await session.send("second", when_busy="queue"), holdfast.Queued)
+
+    respond = ScriptedModel(lambda request: cell(f"FINAL({request.prompt!r})"))
+    store = LateReturn(queue)
+    async with await holdfast.open(store, model=respond) as runtime:
+        session = await runtime.start()
+        first = await session.send("first")
+        assert isinstance(first, holdfast.Final)
+        assert first.value == "first"
+        await runtime.settled()
+        state = await session.state()
+        assert (state.counters["turn"], state.status) == (2, "idle")
+        assert await store.list_inbox(session.id) == []
+
+
+@pytest.mark.parametrize("seen", [False, True], ids=["unseen", "seen by its driver"])
+async def test_a_stop_asked_for_just_as_the_lease_goes_back_is_settled(seen: bool) -> None:
+    async def stop(store: LateReturn) -> None:
+        assert await session.stop() is None
+        if seen:
+            await store.stop_seen.wait()
+            # The driver is told; its turn is over all the same.
+            for _ in range(20):
+                await asyncio.sleep(0)
+
+    store = LateReturn(stop)
+    model = ScriptedModel(lambda request: cell("FINAL(1)"))
+    async with await holdfast.open(store, model=model) as runtime:
+        session = await runtime.start()
+        result = await session.send("go")
+        assert isinstance(result, holdfast.Final)
+        assert result.value == 1
+        await runtime.settled()
+        assert (await session.state()).status == "stopped"
+        assert (await verify(store, session.id)).ok
 
 
 @pytest.mark.parametrize("kind", ["memory", "sqlite"])

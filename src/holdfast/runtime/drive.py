@@ -70,6 +70,8 @@ class Drive:
     revived: bool = False
     announced: bool = False
     """The step that is due has been started in the log; the model was not asked yet."""
+    last: bool = False
+    """Nothing is driven after this turn: its final batch gives the lease back."""
     stale: bool = False
     """Work was broken off in the middle: transcript and namespace may lag behind the log."""
 
@@ -266,7 +268,13 @@ class Drive:
             kept = done.vars or self.state.vars
             head = HeadDraft(kind="turn_final", turn=turn.turn, vars=kept, final=done.final)
             edges = self._lineage()
-        await self.journal.append(batch, head=head, edges=edges, payloads=[*done.payloads, *parts])
+        await self.journal.append(
+            batch,
+            head=head,
+            edges=edges,
+            payloads=[*done.payloads, *parts],
+            release=self.last and end is not None,
+        )
         self.transcript.add(message)
         if done.final is None or end is None:
             return None
@@ -348,7 +356,7 @@ class Drive:
         turn = self.state.turn
         if turn is None:
             # Time ran out while the batch that ends the turn was being written: it ended.
-            return await self._last_result()
+            return await self.last_result()
         text = f"the turn was driven for its {self.blueprint.settings.turn_seconds} seconds"
         lost: list[Fact] = []
         if turn.phase == "asking":
@@ -361,7 +369,8 @@ class Drive:
             TimedOut, "timed_out", lost, _error("timed_out", text), error=text
         )
 
-    async def _last_result(self) -> TurnResult:
+    async def last_result(self) -> TurnResult:
+        """Return the result of a turn that ended with FINAL, from the log."""
         events = await self.journal.store.read_events(
             self.journal.session, reverse=True, limit=1, types=[TurnPut.TYPE]
         )

@@ -66,14 +66,14 @@ class Work:
 
 @dataclass(slots=True)
 class Warm:
-    """What a driver built, for the next one; of use only where the log still ends in `digest`."""
+    """What a driver built, for the next one; of use only where the log still ends in `state`."""
 
-    digest: str
     blueprint: Blueprint
     transcript: Transcript
     kernel: KernelSession
     choice: Choice
     surfaces: tuple[Surface, ...]
+    state: State | None = None
 
 
 class Driver:
@@ -122,7 +122,7 @@ class Driver:
                 )
             if self.state.turn is not None or isinstance(result, Stopped):
                 return result
-        return await self._work(work)
+        return await self._work(work, last=True)
 
     async def resume(self, *, force: bool) -> TurnResult | None:
         """Go on with what is open, then with queued messages; None if there was nothing."""
@@ -195,9 +195,10 @@ class Driver:
                     await self.warm.kernel.close()
                     self.warm = None
                 else:
-                    self.warm.digest = self.state.digest
+                    self.warm.state = self.state
         finally:
-            await self._store.release(self.lease)
+            if self.journal.waiting is None:
+                await self._store.release(self.lease)
 
     async def _record_interruption(self) -> None:
         """Record that driving was broken off on purpose; the turn stays open."""
@@ -228,11 +229,12 @@ class Driver:
                 error="the session has failed; fork it from a head to go on",
                 code="session_failed",
             )
-        return await self.settle_stop()
+        return await self.settle_stop() if self.lease.inbox else None
 
-    async def _work(self, work: Work) -> TurnResult:
+    async def _work(self, work: Work, *, last: bool = False) -> TurnResult:
         """Open a turn for a message and drive it."""
         drive = await self._drive()
+        drive.last = last
         excess = governor.before_turn(drive.blueprint.settings, self.state)
         if excess is not None:
             fact = facts.BudgetExceeded(
@@ -327,6 +329,9 @@ class Driver:
         self._stop_asked.add_done_callback(break_off)
         try:
             await asyncio.wait({work})
+            if broken_off and self.journal.waiting is not None:
+                # The turn came to its end before the stop did: who drives next settles that one.
+                return await drive.last_result()
             if broken_off:
                 stopped = await self.settle_stop()
                 if stopped is not None:
@@ -348,7 +353,7 @@ class Driver:
         if self._active is not None:
             return self._active
         warm = self.warm
-        if warm is None or warm.digest != self.state.digest:
+        if warm is None or warm.state is None or warm.state.digest != self.state.digest:
             if warm is not None:
                 await warm.kernel.close()
             warm = self.warm = await self._build()
@@ -389,7 +394,7 @@ class Driver:
             manifest=await self._namespace(),
         )
         transcript = await load_transcript(self._store, session_id, self.state.compact_from)
-        return Warm("", blueprint, transcript, kernel, choice, surfaces)
+        return Warm(blueprint, transcript, kernel, choice, surfaces)
 
     async def _namespace(self) -> Any:
         if self.state.vars is None:

@@ -29,6 +29,8 @@ class Journal:
         self.store = store
         self.lease = lease
         self.state = state
+        self.waiting: int | None = None
+        """Inbox items that waited when a batch gave the lease back; None while it is held."""
         self._lock = asyncio.Lock()
 
     @property
@@ -44,13 +46,14 @@ class Journal:
         edges: Sequence[EdgeDraft] = (),
         consumes: Sequence[str] = (),
         payloads: Sequence[Slot] = (),
+        release: bool = False,
     ) -> Appended:
         """Append the facts that `build` makes of the present state, as one batch.
 
         A cancelled caller leaves only once the batch is settled and folded, so that the state
-        here always equals what a reopen would show.
+        here always equals what a reopen would show. `release` gives the lease back with the batch.
         """
-        return await carried_through(self._append(build, head, edges, consumes, payloads))
+        return await carried_through(self._append(build, head, edges, consumes, payloads, release))
 
     async def _append(
         self,
@@ -59,6 +62,7 @@ class Journal:
         edges: Sequence[EdgeDraft],
         consumes: Sequence[str],
         payloads: Sequence[Slot],
+        release: bool,
     ) -> Appended:
         async with self._lock:
             facts = build(self.state)
@@ -72,13 +76,14 @@ class Journal:
                     edges=edges,
                     consumes=consumes,
                     payloads=payloads,
+                    release=release,
                 )
 
             try:
                 done = await write()
             except OutcomeUnknown:
                 done = await self._find(facts) or await write()
-            self.state = done.state
+            self.state, self.waiting = done.state, done.inbox
             return done
 
     async def _find(self, facts: Sequence[Fact]) -> Appended | None:

@@ -98,6 +98,7 @@ class _Claim:
         assert task is not None
         self.task: asyncio.Task[Any] = task
         self.over = asyncio.Event()
+        self.knocked = False
 
 
 class Runtime(Reads):
@@ -321,6 +322,7 @@ class Runtime(Reads):
     ) -> AsyncIterator[Driver]:
         """Hold a session's lease while it is driven, and take up what queued meanwhile."""
         if check_id(session_id) in self._claims:
+            self._claims[session_id].knocked = True
             raise SessionBusy(
                 f"session {session_id!r} has a turn in flight here; wait for it, or send with "
                 "when_busy='queue'"
@@ -347,9 +349,10 @@ class Runtime(Reads):
                     self._warm[session_id] = driver.warm
             while len(self._warm) > WARM_SESSIONS:
                 await self._warm.popitem(last=False)[1].kernel.close()
-        # Looked for after the lease is free: who queued while it was held is seen here, and who
-        # comes later can take the lease.
-        if driver.state.status == "idle" and await self._has_queued(session_id):
+        # Looked for as the lease became free or after it: who asked while it was held is seen here,
+        # and who comes later can take it, but for those who found this claim in their way.
+        nothing = driver.journal.waiting == 0 and not claim.knocked
+        if driver.state.status == "idle" and not nothing and await self._has_work(session_id):
             self._spawn(self._recover_one(session_id))
 
     async def _driver(
@@ -359,12 +362,15 @@ class Runtime(Reads):
         if needs_agent and session_id not in self._warm:
             await self._check_agent(session_id)
         lease = await self.store.acquire(session_id, takeover=takeover)
-        try:
-            # Read under the lease: before it was ours the log may have moved.
-            state = await self.store.load_state(session_id)
-        except BaseException:
-            await carried_through(self.store.release(lease))
-            raise
+        warm = self._warm.get(session_id)
+        state = None if warm is None else warm.state
+        if state is None or state.seq != lease.seq:
+            try:
+                # Read under the lease: before it was ours the log may have moved.
+                state = await self.store.load_state(session_id)
+            except BaseException:
+                await carried_through(self.store.release(lease))
+                raise
         return Driver(
             store=self.store,
             lease=lease,
@@ -385,14 +391,14 @@ class Runtime(Reads):
                 f"registered here; open the runtime with it (here: {', '.join(self.agents)})"
             )
 
-    async def _has_queued(self, session_id: str) -> bool:
+    async def _has_work(self, session_id: str) -> bool:
         try:
             items = await self.store.list_inbox(session_id)
         except StoreFailed:
             # The turn that was just worked must not be lost for this: the inbox is durable.
             logger.warning("the inbox of session %s was not read", session_id, exc_info=True)
             return False
-        return any(item.kind == "message" for item in items)
+        return any(item.kind in ("message", "stop") for item in items)
 
     def _spawn(self, work: Any) -> None:
         task = asyncio.ensure_future(work)

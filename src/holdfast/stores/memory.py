@@ -69,6 +69,11 @@ class _Log:
     epoch: int = 0
     imported: bool = False
 
+    @property
+    def waiting(self) -> int:
+        """Return how many inbox items nobody has consumed."""
+        return sum(item.consumed_seq is None for item in self.inbox.values())
+
 
 @dataclass(slots=True)
 class _Payload:
@@ -154,6 +159,7 @@ class MemorySessionStore:
         consumes: Sequence[str] = (),
         payloads: Iterable[Slot] = (),
         adopt_from: str | None = None,
+        release: bool = False,
     ) -> Appended:
         """Append one atomic batch."""
         with self._locked():
@@ -171,8 +177,11 @@ class MemorySessionStore:
             self._prove(log, log.state.tenant, batch, source)
             self._store(log, batch)
             log.inbox.update(taken)
+            if release:
+                log.owner = None
+            inbox = log.waiting if release else None
         self._wake(lease.session, batch.state.seq)
-        return Appended(batch.events, batch.state, batch.head)
+        return Appended(batch.events, batch.state, batch.head, inbox)
 
     async def put_payload(self, session_id: str, item: Slot) -> Slot:
         """Make a payload known for later appends of this session."""
@@ -288,7 +297,7 @@ class MemorySessionStore:
                 raise rows.imported_error(session_id)
             log.imported = False
             log.owner, log.epoch = self._owner, log.epoch + 1
-            return Lease(session_id, self._owner, log.epoch)
+            return Lease(session_id, self._owner, log.epoch, log.state.seq, log.waiting)
 
     async def renew(self, lease: Lease) -> None:
         """Prove that the lease still holds."""
@@ -486,8 +495,7 @@ class MemorySessionStore:
 
     def _info(self, log: _Log) -> SessionInfo:
         live = log.owner is not None and self._alive(log.owner)
-        waiting = sum(item.consumed_seq is None for item in log.inbox.values())
-        return rows.info_of(log.state, live, log.imported, waiting)
+        return rows.info_of(log.state, live, log.imported, log.waiting)
 
     def _consumed(self, log: _Log, keys: Sequence[str], seq: int) -> dict[str, InboxItem]:
         taken: dict[str, InboxItem] = {}

@@ -41,11 +41,17 @@ class StoreFlags:
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """The right to drive one session; `epoch` fences off every earlier holder."""
+    """The right to drive one session; `epoch` fences off every earlier holder.
+
+    What a driver asks first is answered with it: where the log stood when the lease was taken, and
+    how many inbox items waited.
+    """
 
     session: str
     owner: str
     epoch: int
+    seq: int = field(default=0, compare=False)
+    inbox: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,11 +90,16 @@ class InboxItem:
 
 
 class Appended(msgspec.Struct, frozen=True):
-    """What an append made durable."""
+    """What an append made durable.
+
+    `inbox` is the number of items that waited when the batch gave the lease back; it is None where
+    the lease is still held.
+    """
 
     events: tuple[Event, ...]
     state: State
     head: HeadPublished | None = None
+    inbox: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,6 +288,7 @@ class SessionStore(Protocol):
         consumes: Sequence[str] = (),
         payloads: Iterable[Slot] = (),
         adopt_from: str | None = None,
+        release: bool = False,
     ) -> Appended:
         """Append one atomic batch: the only write path of the log.
 
@@ -286,6 +298,9 @@ class SessionStore(Protocol):
         transaction that writes. Durable on return. Once submitted it is not cancelled: a
         cancelled caller gets CancelledError after the batch is committed or refused. Storage
         failures are NothingWritten (try again) or OutcomeUnknown (read again first).
+
+        `release` gives the lease back with the batch, and `Appended.inbox` says so. A batch that is
+        refused keeps it, and releasing it afterwards is harmless in any case.
         """
         ...
 

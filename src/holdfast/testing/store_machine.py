@@ -125,6 +125,7 @@ class StoreMachine(RuleBasedStateMachine):
             known = model.sessions[session]
             known.lease, known.imported = lease, False
             assert lease.owner == store.owner
+            assert (lease.seq, lease.inbox) == (known.state.seq, known.waiting)
 
     @rule(place=PLACES, session=SESSIONS)
     def release(self, place: int, session: str) -> None:
@@ -134,8 +135,14 @@ class StoreMachine(RuleBasedStateMachine):
             known.lease = None
 
     @precondition(lambda self: self.driven())
-    @rule(data=st.data(), pick=PICKS, text=TEXTS, stale=st.sampled_from([0] * 8 + [1, 2]))
-    def append(self, data: st.DataObject, pick: int, text: str, stale: int) -> None:
+    @rule(
+        data=st.data(),
+        pick=PICKS,
+        text=TEXTS,
+        stale=st.sampled_from([0] * 8 + [1, 2]),
+        release=st.sampled_from([False] * 4 + [True]),
+    )
+    def append(self, data: st.DataObject, pick: int, text: str, stale: int, release: bool) -> None:
         place, session = data.draw(st.sampled_from(self.driven()))
         known = self.models[place].sessions[session]
         options = moves(known.state, text)
@@ -147,7 +154,7 @@ class StoreMachine(RuleBasedStateMachine):
             lease = replace(lease, epoch=lease.epoch - 1)
         elif stale == 2:
             position -= 1
-        self._append(place, lease, position, options[pick % len(options)])
+        self._append(place, lease, position, options[pick % len(options)], release=release)
 
     @precondition(lambda self: self.driven())
     @rule(data=st.data())
@@ -300,6 +307,8 @@ class StoreMachine(RuleBasedStateMachine):
         position: int,
         move: Move,
         consumes: Sequence[str] = (),
+        *,
+        release: bool = False,
     ) -> None:
         model = self.models[place]
         refusal = model.appending(lease, position, move, consumes)
@@ -311,12 +320,17 @@ class StoreMachine(RuleBasedStateMachine):
             edges=move.edges,
             payloads=move.payloads,
             consumes=consumes,
+            release=release,
         )
         done = self._ask(attempt, *refusal)
         if done is None:
             return
         batch = model.append(lease.session, move, consumes, done.events[0].at)
         assert (done.events, done.state, done.head) == (batch.events, batch.state, batch.head)
+        known = model.sessions[lease.session]
+        assert done.inbox == (known.waiting if release else None)
+        if release:
+            known.lease = None
         self.pool += [i for i in batch.payloads.values() if i.encoding != "manifest"]
 
     def _ask(

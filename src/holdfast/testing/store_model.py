@@ -56,6 +56,11 @@ class ModelSession:
     lease: Lease | None = None
     imported: bool = False
 
+    @property
+    def waiting(self) -> int:
+        """Return how many inbox items nobody has consumed."""
+        return sum(item.consumed_seq is None for item in self.inbox.values())
+
 
 class ModelStore:
     """What a store must show."""

@@ -6,15 +6,13 @@ earlier holder is refused. That a holder lives is shown by its owner's heartbeat
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from holdfast.core.errors import NotFound, SessionDeleted
 from holdfast.stores import rows
 from holdfast.stores.files import derived
 from holdfast.stores.files.derived import swap
 from holdfast.stores.files.lease_file import Holding, heartbeat_bytes, holding_bytes
 from holdfast.stores.files.session_files import Place, SessionFiles
-from holdfast.stores.files.writes import replace_file
+from holdfast.stores.files.writes import give_back, replace_file
 from holdfast.stores.owner import Heartbeat
 from holdfast.stores.port import Lease
 
@@ -47,7 +45,8 @@ def acquire(
         new = Holding(heartbeat.owner, epoch, imported)
         what = f"taking the lease of session {files.id!r}"
         replace_file(files, files.lease_path, holding_bytes(new), what)
-        held[files.id] = lease = Lease(files.id, heartbeat.owner, epoch)
+        lease = Lease(files.id, heartbeat.owner, epoch, tip.state.seq, len(tip.pending))
+        held[files.id] = lease
     return lease
 
 
@@ -64,12 +63,8 @@ def release(files: SessionFiles, lease: Lease) -> None:
     """Give a lease back; harmless if it was lost or its session deleted."""
     try:
         with files.writing():
-            holding = files.holding()
-            if (holding.owner, holding.epoch) != (lease.owner, lease.epoch):
+            if not give_back(files, lease):
                 return
-            what = f"giving back the lease of session {files.id!r}"
-            free = holding_bytes(replace(holding, owner=None))
-            replace_file(files, files.lease_path, free, what)
         derived.refresh(files, force=True)
     except (NotFound, SessionDeleted):
         return

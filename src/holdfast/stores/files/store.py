@@ -130,14 +130,20 @@ class FilesSessionStore:
         consumes: Sequence[str] = (),
         payloads: Iterable[Slot] = (),
         adopt_from: str | None = None,
+        release: bool = False,
     ) -> Appended:
         """Append one atomic batch."""
         given = tuple(payloads)
 
         def work(files: SessionFiles) -> Appended:
             source = self._source(adopt_from)
-            request = writes.Request(lease, after_seq, facts, head, edges, consumes, given, source)
-            return writes.append(files, request)
+            request = writes.Request(
+                lease, after_seq, facts, head, edges, consumes, given, source, release
+            )
+            done = writes.append(files, request)
+            if done.inbox is not None:
+                self._forget(lease)
+            return done
 
         return await self._write(lease.session, work)
 
@@ -231,8 +237,7 @@ class FilesSessionStore:
 
         def work(files: SessionFiles) -> None:
             driving.release(files, lease)
-            if self._held.get(lease.session) == lease:
-                del self._held[lease.session]
+            self._forget(lease)
 
         await self._write(lease.session, work, moves=False)
 
@@ -310,6 +315,10 @@ class FilesSessionStore:
                 await self.release(lease)
         await self._threads.close()
         await asyncio.to_thread(self._leave)
+
+    def _forget(self, lease: Lease) -> None:
+        if self._held.get(lease.session) == lease:
+            del self._held[lease.session]
 
     def _leave(self) -> None:
         self._owner.stop()

@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from holdfast.core.errors import PositionConflict, SessionDeleted
+from holdfast.core.errors import PositionConflict, SessionDeleted, StoreFailed
 from holdfast.core.events import now, slots_of
 from holdfast.core.facts import Fact, SessionStarted
 from holdfast.core.heads import EdgeDraft, HeadDraft
@@ -26,6 +26,7 @@ from holdfast.core.state import State, empty
 from holdfast.stores import rows
 from holdfast.stores.files import derived
 from holdfast.stores.files.inbox_file import item_line
+from holdfast.stores.files.lease_file import holding_bytes
 from holdfast.stores.files.lines import SEAL_BYTES, BatchLine, Header
 from holdfast.stores.files.listing import note_order
 from holdfast.stores.files.session_files import SessionFiles, unknown, write_failed
@@ -45,6 +46,7 @@ class Request:
     consumes: Sequence[str]
     payloads: tuple[Slot, ...]
     source: SessionFiles | None
+    release: bool
 
     def refers(self) -> bool:
         """Tell whether the batch may refer to payloads outside its line."""
@@ -113,8 +115,14 @@ def append(files: SessionFiles, request: Request) -> Appended:
                 pending=tip.pending - set(request.consumes),
             )
             files.moved(new)
-    derived.refresh(files)
-    return Appended(batch.events, batch.state, batch.head)
+            inbox = None
+            if request.release:
+                # The batch stands whatever becomes of the lease; one that is kept can be released.
+                with suppress(StoreFailed):
+                    give_back(files, request.lease)
+                    inbox = len(new.pending)
+    derived.refresh(files, force=request.release)
+    return Appended(batch.events, batch.state, batch.head, inbox)
 
 
 def put_inbox(files: SessionFiles, draft: InboxDraft) -> InboxItem:
@@ -245,6 +253,16 @@ def replace_file(files: SessionFiles, path: Path, data: bytes, what: str) -> Non
         if unchanged:
             raise write_failed(what, error) from error
         raise unknown(what, error) from error
+
+
+def give_back(files: SessionFiles, lease: Lease) -> bool:
+    """Free a session of its lease; tell whether it still had it. The caller has the lock."""
+    holding = files.holding()
+    if (holding.owner, holding.epoch) != (lease.owner, lease.epoch):
+        return False
+    free = holding_bytes(replace(holding, owner=None))
+    replace_file(files, files.lease_path, free, f"giving back the lease of session {files.id!r}")
+    return True
 
 
 _orders = [0]

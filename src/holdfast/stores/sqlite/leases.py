@@ -122,6 +122,12 @@ def items(cursor: apsw.Cursor, row: SessionRow) -> list[InboxItem]:
     return [_shown(_item(row.id, found)) for found in cursor.execute(SQL["list_inbox"], (row.key,))]
 
 
+def waiting(cursor: apsw.Cursor, row: SessionRow) -> int:
+    """Return how many items nobody has consumed."""
+    count: int = cursor.execute(SQL["count_inbox"], (row.key,)).get
+    return count
+
+
 def _item(session_id: str, found: Any) -> InboxItem:
     key, kind, at, call_id, content, consumed = found
     held: Slot | None = None if content is None else from_record(msgspec.json.decode(content))

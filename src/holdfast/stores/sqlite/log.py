@@ -54,6 +54,7 @@ class Request(msgspec.Struct, frozen=True, gc=False):
     consumes: Sequence[str]
     payloads: Sequence[Slot]
     adopt_from: str | None
+    release: bool
 
 
 class Foreseen(msgspec.Struct, frozen=True, gc=False):
@@ -67,6 +68,7 @@ class Foreseen(msgspec.Struct, frozen=True, gc=False):
     referred: list[str]
     """Payloads that came without their bytes."""
     consumes: Sequence[str]
+    release: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +142,7 @@ class Log:
             events.stored(row.key, batch.events),
             referred,
             request.consumes,
+            request.release,
         )
 
     def realize(self, foreseen: Foreseen, cursor: apsw.Cursor) -> Appended | None:
@@ -151,13 +154,15 @@ class Log:
         for key in foreseen.consumes:
             if not leases.is_waiting(cursor, row, key):
                 return None
-        if not sessions.try_move(cursor, foreseen.moved):
+        if not sessions.try_move(cursor, foreseen.moved, release=foreseen.release):
             return None
         for key in foreseen.consumes:
             cursor.execute(SQL["consume_inbox"], (done.state.seq, row.key, key))
         for one in foreseen.payloads:
             payloads.insert(cursor, row, one, used=True)
         self._finish(cursor, row, foreseen.events, done.events[0].seq - 1, done.state)
+        if foreseen.release:
+            done = structs.replace(done, inbox=leases.waiting(cursor, row))
         return done
 
     def append(self, request: Request, cursor: apsw.Cursor) -> Appended:
@@ -179,7 +184,11 @@ class Log:
             self._consume(cursor, row, key, batch.state.seq)
         self._store(cursor, row, batch, source)
         sessions.move(cursor, row.key, batch.state)
-        return Appended(batch.events, batch.state, batch.head)
+        inbox = None
+        if request.release:
+            cursor.execute(SQL["release_lease"], (row.id, lease.owner, lease.epoch))
+            inbox = leases.waiting(cursor, row)
+        return Appended(batch.events, batch.state, batch.head, inbox)
 
     def _store(
         self, cursor: apsw.Cursor, row: SessionRow, batch: Batch, source: SessionRow | None

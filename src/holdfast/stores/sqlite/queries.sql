@@ -70,6 +70,12 @@ UPDATE sessions SET
   tokens = ?, unknown_usd = ?
 WHERE key = ? AND id = ? AND tenant_key = ? AND owner = ? AND epoch = ? AND seq = ? AND digest = ?
 
+-- name: try_leave_session
+UPDATE sessions SET
+  seq = ?, digest = ?, status = ?, updated_at = ?, turns = ?, last_turn = ?, head = ?, usd = ?,
+  tokens = ?, unknown_usd = ?, owner = NULL
+WHERE key = ? AND id = ? AND tenant_key = ? AND owner = ? AND epoch = ? AND seq = ? AND digest = ?
+
 -- name: mark_imported
 UPDATE sessions SET imported = ? WHERE key = ?
 
@@ -238,6 +244,9 @@ SELECT name, kind, at, call_id, content, consumed_seq FROM inbox WHERE session =
 
 -- name: list_inbox
 SELECT name, kind, at, call_id, content, consumed_seq FROM inbox WHERE session = ? ORDER BY key
+
+-- name: count_inbox
+SELECT count(*) FROM inbox WHERE session = ? AND consumed_seq IS NULL
 
 -- name: consume_inbox
 UPDATE inbox SET consumed_seq = ? WHERE session = ? AND name = ?

@@ -102,9 +102,9 @@ def moved(row: SessionRow, lease: Lease, before: State, after: State) -> tuple[A
     return _moving(after) + here
 
 
-def try_move(cursor: apsw.Cursor, move: tuple[Any, ...]) -> bool:
+def try_move(cursor: apsw.Cursor, move: tuple[Any, ...], *, release: bool) -> bool:
     """Move a session that is still where it was foreseen and leased as said; tell whether it is."""
-    cursor.execute(SQL["try_move_session"], move)
+    cursor.execute(SQL["try_leave_session" if release else "try_move_session"], move)
     return cursor.connection.changes() == 1
 
 

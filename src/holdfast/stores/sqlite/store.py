@@ -159,17 +159,18 @@ class SqliteSessionStore(SqliteReading):
         consumes: Sequence[str] = (),
         payloads: Iterable[Slot] = (),
         adopt_from: str | None = None,
+        release: bool = False,
     ) -> Appended:
         """Append one atomic batch."""
         session_id = self._check(lease.session)
         request = Request(
-            lease, after_seq, facts, head, edges, consumes, tuple(payloads), adopt_from
+            lease, after_seq, facts, head, edges, consumes, tuple(payloads), adopt_from, release
         )
         foreseen = self._log.foresee(request)
         if foreseen is None:
             return await self._append_unforeseen(request)
         work, swift = partial(self._log.append, request), partial(self._log.realize, foreseen)
-        job = Job(work, session_id, self._appended, _is_appended, swift)
+        job = Job(work, session_id, self._settled(request), _is_appended, swift)
         return await self._writer.run(job)
 
     async def _append_unforeseen(self, request: Request) -> Appended:
@@ -184,7 +185,7 @@ class SqliteSessionStore(SqliteReading):
         work = partial(self._log.append, request)
 
         def job() -> Job[Appended]:
-            return Job(work, session_id, self._appended, _is_appended)
+            return Job(work, session_id, self._settled(request), _is_appended)
 
         return await self._with_blobs(large, tenant, job)
 
@@ -232,7 +233,8 @@ class SqliteSessionStore(SqliteReading):
             cursor.execute(SQL["take_lease"], (self.owner, row.epoch + 1, row.key))
             # Known before the commit, so that another request in the same group finds it held.
             self._held[session_id] = row.epoch + 1
-            return Lease(session_id, self.owner, row.epoch + 1)
+            inbox = leases.waiting(cursor, row)
+            return Lease(session_id, self.owner, row.epoch + 1, row.seq, inbox)
 
         job = Job(work, session_id, lambda _: self._owner.start())
         try:
@@ -263,11 +265,7 @@ class SqliteSessionStore(SqliteReading):
         def work(cursor: apsw.Cursor) -> None:
             cursor.execute(SQL["release_lease"], (lease.session, lease.owner, lease.epoch))
 
-        def released(_: None) -> None:
-            if self._held.get(lease.session) == lease.epoch:
-                del self._held[lease.session]
-
-        await self._writer.run(Job(work, lease.session, released))
+        await self._writer.run(Job(work, lease.session, lambda _: self._forget(lease)))
 
     async def delete(self, session_id: str) -> None:
         """Delete a session that nobody drives."""
@@ -385,6 +383,17 @@ class SqliteSessionStore(SqliteReading):
 
     def _truncate(self, _: Any) -> None:
         self._database.truncate_log(self._connection)
+
+    def _forget(self, lease: Lease) -> None:
+        if self._held.get(lease.session) == lease.epoch:
+            del self._held[lease.session]
+
+    def _settled(self, request: Request) -> Callable[[Appended], None]:
+        return partial(self._released, request.lease) if request.release else self._appended
+
+    def _released(self, lease: Lease, done: Appended) -> None:
+        self._forget(lease)
+        self._wake(done.state)
 
     def _appended(self, done: Appended) -> None:
         self._wake(done.state)

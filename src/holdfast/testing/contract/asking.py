@@ -6,7 +6,14 @@ import asyncio
 
 import pytest
 
-from holdfast.core.errors import InboxConflict, InvalidInput, InvalidRef, LeaseHeld, LeaseLost
+from holdfast.core.errors import (
+    InboxConflict,
+    InvalidInput,
+    InvalidRef,
+    LeaseHeld,
+    LeaseLost,
+    PositionConflict,
+)
 from holdfast.core.facts import SessionStarted
 from holdfast.core.payloads import slot
 from holdfast.stores.port import InboxDraft, InboxItem, SessionStore
@@ -61,6 +68,56 @@ class LeaseContract(ContractPlace):
             await store.renew(driver.lease)
         await store.release(driver.lease)
         assert await other.lease_of("s-1") is not None
+
+    async def test_a_lease_says_where_the_log_stands_and_what_waits(
+        self, place: Place, store: SessionStore
+    ) -> None:
+        driver = await drive(store)
+        assert (driver.lease.seq, driver.lease.inbox) == (1, 0)
+        outsider = await place.open()
+        for key in ("one", "two", "three"):
+            await outsider.put_inbox("s-1", InboxDraft(key, "message"))
+        await driver.append(driver.message("took it"), consumes=["two"])
+        await store.release(driver.lease)
+        for asker in (outsider, store):
+            lease = await asker.acquire("s-1")
+            assert (lease.seq, lease.inbox) == (driver.state.seq, 2)
+            await asker.release(lease)
+
+    async def test_a_batch_that_releases_gives_the_lease_back_and_says_what_waits(
+        self, place: Place, store: SessionStore
+    ) -> None:
+        driver = await drive(store)
+        outsider = await place.open()
+        for key in ("one", "two"):
+            await outsider.put_inbox("s-1", InboxDraft(key, "message"))
+        kept = await driver.append(driver.message("hi"))
+        assert kept.inbox is None
+        for waiting, text, options in ((2, "swift", {}), (1, BIG, {"consumes": ["one"]})):
+            done = await driver.append(driver.message(text), release=True, **options)
+            assert done.inbox == waiting
+            assert await outsider.lease_of("s-1") is None
+            with pytest.raises(LeaseLost):
+                await driver.say("too late")
+            await store.release(driver.lease)
+            theirs = await outsider.acquire("s-1")
+            assert theirs.seq == driver.state.seq
+            await store.release(driver.lease)
+            assert await outsider.lease_of("s-1") is not None
+            await outsider.release(theirs)
+            driver.lease = await store.acquire("s-1")
+            assert driver.lease.epoch == theirs.epoch + 1
+        assert (await verify(store, "s-1")).ok
+
+    async def test_a_batch_that_is_refused_keeps_the_lease(self, store: SessionStore) -> None:
+        driver = await drive(store)
+        early = driver.state.seq
+        await driver.say("hi")
+        with pytest.raises(PositionConflict):
+            await store.append(driver.lease, early, [driver.message("again")], release=True)
+        with pytest.raises(LeaseHeld):
+            await store.acquire("s-1")
+        await driver.say("still driving")
 
     async def test_closing_a_store_gives_its_leases_back(
         self, place: Place, store: SessionStore
