@@ -210,6 +210,7 @@ class Drive:
                 ),
             ],
             payloads=parts,
+            gated=True,
         )
         self.transcript.add(reply.message)
 

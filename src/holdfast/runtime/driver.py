@@ -89,11 +89,12 @@ class Driver:
         model: Callable[[str], Model],
         kernels: Kernels,
         leaf_gate: asyncio.Semaphore,
+        reply_gate: asyncio.Semaphore,
         stop_asked: asyncio.Future[None],
         warm: Warm | None = None,
     ) -> None:
         self.lease = lease
-        self.journal = Journal(store, lease, state)
+        self.journal = Journal(store, lease, state, reply_gate)
         self.warm = warm
         self._store = store
         self._agent = agent

@@ -8,7 +8,7 @@ anything else: the batch is there and counts, or it is not and is written again.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from holdfast.core.errors import OutcomeUnknown
 from holdfast.core.events import Event, forms
@@ -25,10 +25,13 @@ Build = Callable[[State], Sequence[Fact]]
 class Journal:
     """The one writer of a session, for as long as its lease holds."""
 
-    def __init__(self, store: SessionStore, lease: Lease, state: State) -> None:
+    def __init__(
+        self, store: SessionStore, lease: Lease, state: State, gate: asyncio.Semaphore
+    ) -> None:
         self.store = store
         self.lease = lease
         self.state = state
+        self._gate = gate
         self.waiting: int | None = None
         """Inbox items that waited when a batch gave the lease back; None while it is held."""
         self._lock = asyncio.Lock()
@@ -47,13 +50,20 @@ class Journal:
         consumes: Sequence[str] = (),
         payloads: Sequence[Slot] = (),
         release: bool = False,
+        gated: bool = False,
     ) -> Appended:
         """Append the facts that `build` makes of the present state, as one batch.
 
         A cancelled caller leaves only once the batch is settled and folded, so that the state
-        here always equals what a reopen would show. `release` gives the lease back with the batch.
+        here always equals what a reopen would show. `release` gives the lease back with the batch;
+        `gated` lets only so many such batches of a runtime pass at once.
         """
-        return await carried_through(self._append(build, head, edges, consumes, payloads, release))
+        work = self._append(build, head, edges, consumes, payloads, release)
+        return await carried_through(self._in_turn(work) if gated else work)
+
+    async def _in_turn(self, work: Awaitable[Appended]) -> Appended:
+        async with self._gate:
+            return await work
 
     async def _append(
         self,

@@ -57,6 +57,9 @@ logger = logging.getLogger("holdfast.runtime")
 
 
 WARM_SESSIONS = 256
+REPLIES_AT_ONCE = 8
+"""Replies that arrive together are stored this many at a time: those in front go on to their next
+question while the others wait, instead of all sessions moving, and then idling, in step."""
 
 
 class Session:
@@ -121,6 +124,7 @@ class Runtime(Reads):
         self._models: dict[str, Model] = dict(models or {})
         self._kernels = kernels or Kernels()
         self._leaf_gate = asyncio.Semaphore(resolved.settings.leaf_concurrency)
+        self._reply_gate = asyncio.Semaphore(REPLIES_AT_ONCE)
         self._stops = Stops(store)
         self._owns_store = owns_store
         self._claims: dict[str, _Claim] = {}
@@ -379,6 +383,7 @@ class Runtime(Reads):
             model=self._model,
             kernels=self._kernels,
             leaf_gate=self._leaf_gate,
+            reply_gate=self._reply_gate,
             stop_asked=stop_asked,
             warm=self._warm.pop(session_id, None),
         )

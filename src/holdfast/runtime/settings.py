@@ -70,8 +70,10 @@ class Settings:
 
     def options(self) -> dict[str, Any]:
         """Return the options that are passed on to the model."""
+        if not self.model_options:
+            return {}
         try:
-            found = json.loads(self.model_options or "{}")
+            found = json.loads(self.model_options)
         except ValueError:
             found = None
         if not isinstance(found, dict):

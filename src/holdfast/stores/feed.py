@@ -79,6 +79,8 @@ class Feed:
 
     def notify(self, item: Transient) -> None:
         """Hand a transient to the session's subscribers."""
+        if not self._following:
+            return
         with self._lock:
             following = list(self._following.get(item.session, ()))
         for follower in following:
