@@ -1,9 +1,12 @@
 """Functions of the embedder, called from code: recorded before and after, by effect class."""
 
+import asyncio
+
 import pytest
 
 import holdfast
 from holdfast.core.errors import AgentMissing
+from holdfast.kernels.cpython import CpythonKernel
 from holdfast.kernels.surfaces import Surface, SurfaceFunction
 from holdfast.runtime.surface_calls import call_id_of_this_call
 from holdfast.stores.memory import MemorySessionStore
@@ -100,3 +103,33 @@ async def test_a_session_is_not_driven_with_other_surfaces_than_it_began_with(la
     with pytest.raises(AgentMissing, match=r"desk\.v1"):
         await other.send(session.id, "x")
     assert await other.messages(session.id) == []
+
+
+async def test_a_cell_that_waits_for_someone_for_long_holds_no_worker_and_calls_once(
+    lab: Lab,
+) -> None:
+    made, waits = [], asyncio.Event()
+    answer: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    async def sign(text: str) -> str:
+        made.append(text)
+        waits.set()
+        return await answer
+
+    code = "import desk\nbefore = 1\nFINAL([before, desk.sign('here')])"
+    agents = [agent(sign=(sign, "once"))]
+    runtime = await lab.open(replies(cell(code)), agents=agents, kernel="cpython")
+    session = await runtime.start()
+    kernel = (await runtime._kernels.choose("cpython")).kernel
+    assert isinstance(kernel, CpythonKernel)
+    assert kernel.park_seconds == 30.0
+    kernel.park_seconds = 0.05
+    sending = asyncio.ensure_future(session.send("x"))
+    await waits.wait()
+    async with asyncio.timeout(10):
+        await kernel.pool.wait_until_empty()
+    answer.set_result("signed")
+    assert (await sending).value == [1, "signed"]
+    assert made == ["here"]
+    (call,) = await runtime.calls(session.id)
+    assert call.resolved.outcome == "ok"
