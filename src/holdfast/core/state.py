@@ -2,8 +2,8 @@
 
 Everything a driver must know after a kill is here and stays small: what grows with history is read
 from the log in pages. Slots are kept without their bytes, so an erased value has no copy here.
-`holdfast.core.fold` makes it from events. It is data without cycles, as slots and events are, so the
-garbage collector is spared all of them.
+`holdfast.core.fold` makes it from events. It is data without cycles, as slots and events are, so
+the garbage collector is spared all of them.
 """
 
 from __future__ import annotations
