@@ -105,11 +105,20 @@ class Evaluation:
         turn = state.turn
         assert turn is not None
         number = state.next("eval")
-        leaves, surfaces, recorded = await self._calls_so_far(number)
+        leaves: Leaves | None = None
+        surfaces: SurfaceCalls | None = None
+        recorded: list[RecordedCall] = []
+        if self.revived:
+            self.revived = False
+            leaves, surfaces, recorded = await self._calls_so_far(number)
 
         async def on_call(call: HostCall) -> HostAnswer:
-            handler = leaves if call.function in NAMES else surfaces
-            return await handler.call(call)
+            nonlocal leaves, surfaces
+            if call.function in NAMES:
+                leaves = leaves or self.leaves(())
+                return await leaves.call(call)
+            surfaces = surfaces or self.surfaces()
+            return await surfaces.call(call)
 
         started = time.monotonic()
         result: CellResult | None = None
@@ -153,19 +162,17 @@ class Evaluation:
         assert turn is not None
         surfaces = self.surfaces()
         known: list[tuple[str, LeafCalled]] = []
-        if self.revived:
-            self.revived = False
-            events = await self.journal.store.read_events(
-                self.journal.session,
-                after=turn.step_seq,
-                limit=100_000,
-                types=["leaf.called", "call.requested", "call.resolved"],
-            )
-            surfaces.remember(events)
-            for event in events:
-                fact = event.fact()
-                if isinstance(fact, LeafCalled) and fact.eval == number:
-                    known.append((event.at, fact))
+        events = await self.journal.store.read_events(
+            self.journal.session,
+            after=turn.step_seq,
+            limit=100_000,
+            types=["leaf.called", "call.requested", "call.resolved"],
+        )
+        surfaces.remember(events)
+        for event in events:
+            fact = event.fact()
+            if isinstance(fact, LeafCalled) and fact.eval == number:
+                known.append((event.at, fact))
         leaves = self.leaves(known)
         recorded = [*await leaves.recorded_calls(), *await surfaces.recorded_calls()]
         recorded.sort(key=lambda call: call.answer.at_ns if call.answer else 2**63)
