@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import MISSING, fields
 from functools import lru_cache
 from operator import attrgetter
@@ -168,20 +168,24 @@ def _check_plain(fact: Fact, name: str, value: Any) -> None:
     """Refuse what records cannot hold, and an object that readers would take for a ref."""
     if not fits(value):
         explain(value, f"{fact.TYPE}.{name}")
-    if isinstance(value, dict | list):
+    if type(value) in _NESTED:
         _check_keys(fact, name, value)
 
 
-def _check_keys(fact: Fact, name: str, value: Any) -> None:
+_NESTED = frozenset({dict, list})
+
+
+def _check_keys(fact: Fact, name: str, value: dict[str, Any] | list[Any]) -> None:
+    parts: Iterable[Any] = value
     if isinstance(value, dict):
-        for key, part in value.items():
-            if isinstance(key, str) and key.startswith("$"):
+        for key in value:
+            if key[:1] == "$":
                 raise InvalidRecord(
                     f"{fact.TYPE}.{name} has the key {key!r}; keys that begin with '$' are reserved"
                 )
-            _check_keys(fact, name, part)
-    elif isinstance(value, list):
-        for part in value:
+        parts = value.values()
+    for part in parts:
+        if type(part) in _NESTED:
             _check_keys(fact, name, part)
 
 

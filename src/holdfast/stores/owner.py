@@ -72,6 +72,7 @@ class Owner:
         self._seconds = lease_seconds
         self._interval = min(HEARTBEAT_SECONDS, lease_seconds / 3)
         self._pid = os.getpid()
+        self._place = (socket.gethostname(), boot_id(), pid_namespace())
         self._started = process_start(self._pid) or ""
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
@@ -82,11 +83,12 @@ class Owner:
 
     def heartbeat(self) -> Heartbeat:
         """Return a sign of life of this moment."""
+        host, boot, namespace = self._place
         return Heartbeat(
             owner=self.id,
-            host=socket.gethostname(),
-            boot=boot_id(),
-            namespace=pid_namespace(),
+            host=host,
+            boot=boot,
+            namespace=namespace,
             pid=self._pid,
             started=self._started,
             ticks=ticks(),
