@@ -103,6 +103,22 @@ async def test_imports_are_kept(cpython: CpythonKernel) -> None:
     assert await driver.value("(math.floor(2.5), j.loads('[1]'), C('aab')['a'])") == (2, [1], 2)
 
 
+async def test_a_number_that_random_holds_back_is_part_of_the_checkpoint(
+    cpython: CpythonKernel,
+) -> None:
+    drawn = []
+    for parks in (False, True):
+        driver = await KernelDriver.open(cpython)
+        await driver.run("import random")
+        # Numbers of `gauss` are made in pairs: every other one moves no word of the generator.
+        for _ in range(4):
+            drawn.append(await driver.value("random.gauss(0, 1)"))
+            if parks:
+                await driver.session.park()
+    assert drawn[:4] == drawn[4:]
+    assert len(set(drawn)) == 4
+
+
 async def test_the_random_state_is_part_of_the_checkpoint(cpython: CpythonKernel) -> None:
     driver = await KernelDriver.open(cpython)
     await driver.run("import random, uuid, os\nrandom.random()\nuuid.uuid4()")

@@ -151,13 +151,21 @@ class Sources:
 def run(source: str, filename: str, namespace: dict[str, Any]) -> Any:
     """Run a cell and return the value of its last expression, or None."""
     flags = AWAIT_AT_TOP
-    if "\n" not in source:
+    text = source.rstrip()
+    body, newline, last_line = text.rpartition("\n")
+    if not newline:
+        last_line = last_line.lstrip()
+    if last_line[:1].strip():
+        # A line that is an expression, below lines that are statements, needs no tree to be found.
         try:
-            code = compile(source.strip(), filename, "eval", flags, True)
+            value = compile("\n" * text.count("\n") + last_line, filename, "eval", flags, True)
+            before = compile(body, filename, "exec", flags, True) if newline else None
         except SyntaxError:
             pass
         else:
-            return _execute(code, namespace)
+            if before is not None:
+                _execute(before, namespace)
+            return _execute(value, namespace)
     import _ast
 
     tree: Any = compile(source, filename, "exec", AST_ONLY | flags, True)
