@@ -11,8 +11,9 @@ import asyncio
 import gc
 import hashlib
 import importlib.util
+import io
+import os
 import pickle
-import socket
 import statistics
 import subprocess
 import sys
@@ -172,26 +173,29 @@ def _best(action: Callable[[], None]) -> float:
 
 async def _echo() -> list[Figure]:
     """Measure a message there and back between this loop and a bare interpreter."""
-    ours, theirs = socket.socketpair()
+    (heard, says), (hears, told) = os.pipe(), os.pipe()
     code = (
-        "import os, sys\nfd = int(sys.argv[1])\n"
-        "while data := os.read(fd, 4096):\n    os.write(fd, data)"
+        "import os, sys\nread, write = map(int, sys.argv[1:])\n"
+        "while data := os.read(read, 4096):\n    os.write(write, data)"
     )
-    with theirs:
-        process = subprocess.Popen(  # noqa: ASYNC220
-            [sys.executable, "-I", "-S", "-c", code, str(theirs.fileno())],
-            pass_fds=(theirs.fileno(),),
-        )
-    reader, writer = await asyncio.open_connection(sock=ours)
+    process = subprocess.Popen(  # noqa: ASYNC220
+        [sys.executable, "-I", "-S", "-c", code, str(hears), str(says)], pass_fds=(hears, says)
+    )
+    os.close(hears)
+    os.close(says)
+    reader = asyncio.StreamReader()
+    transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(reader), io.FileIO(heard)
+    )
 
     async def there_and_back() -> None:
-        writer.write(b"x" * 200)
+        os.write(told, b"x" * 200)
         assert len(await reader.readexactly(200)) == 200
 
     took = await _times(400, there_and_back)
-    writer.close()
-    await writer.wait_closed()
+    os.close(told)
     process.wait()
+    transport.close()
     return [Figure("bare echo", min(took) * 1e6, "µs", note="no kernel: the machine's own price")]
 
 

@@ -109,7 +109,7 @@ class Journal:
             self.unclaimed -= 1
         entry.claimed, entry.deliver = True, deliver
         if entry.answer is None and entry.task is None:
-            entry.task = asyncio.ensure_future(self._answer(entry, call))
+            entry.task = asyncio.get_running_loop().create_task(self._answer(entry, call))
         if entry.skipped:
             self._hand_over(entry)
         self._release()
