@@ -21,6 +21,7 @@ from typing import Any
 from holdfast.core.capability import Capability
 from holdfast.core.errors import CapabilityDenied
 from holdfast.kernels.surfaces import Surface, SurfaceFunction
+from holdfast.runtime.shelter import carried_through
 
 MODULE = "work"
 SHELL_SECONDS = 300
@@ -124,18 +125,26 @@ class Broker:
         if not isinstance(command, list) or not command or not all(map(_is_text, command)):
             raise TypeError("run() takes a list of strings: the program and its arguments")
         self._capability.require("shell_commands", command[0])
-        process = await asyncio.create_subprocess_exec(
-            *command,
-            cwd=self._area,
-            env={"PATH": os.defpath, "HOME": str(self._area), "LANG": "C.UTF-8"},
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            start_new_session=True,
-        )
-        assert process.stdout is not None
-        assert process.stderr is not None
+        started: list[asyncio.subprocess.Process] = []
+
+        async def start() -> None:
+            process = await asyncio.create_subprocess_exec(
+                *command,
+                cwd=self._area,
+                env={"PATH": os.defpath, "HOME": str(self._area), "LANG": "C.UTF-8"},
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+                start_new_session=True,
+            )
+            started.append(process)
+
         try:
+            # Broken off on the way, a start would leave behind what the program started in turn.
+            await carried_through(start())
+            process = started[0]
+            assert process.stdout is not None
+            assert process.stderr is not None
             async with asyncio.timeout(min(max(int(timeout), 1), SHELL_SECONDS)):
                 out, err = await asyncio.gather(_bounded(process.stdout), _bounded(process.stderr))
                 code = await process.wait()
@@ -143,10 +152,11 @@ class Broker:
             raise TimeoutError(f"{command[0]} did not end within {timeout} seconds") from None
         finally:
             # Broken off or timed out: what it started must not outlive the call.
-            if process.returncode is None:
-                with suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
-                await process.wait()
+            for begun in started:
+                if begun.returncode is None:
+                    with suppress(ProcessLookupError):
+                        os.killpg(begun.pid, signal.SIGKILL)
+                    await begun.wait()
         return {"code": code, "stdout": out, "stderr": err}
 
     def fetch(self, url: str, headers: dict[str, str] | None = None) -> dict[str, Any]:
