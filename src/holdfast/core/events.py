@@ -14,7 +14,8 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import MISSING, fields
 from functools import lru_cache
-from operator import attrgetter
+from itertools import compress
+from operator import attrgetter, is_not
 from types import UnionType
 from typing import Any, NamedTuple, Union, get_args, get_origin, get_type_hints
 
@@ -126,8 +127,10 @@ def forms(fact: Fact) -> tuple[Record, Record, list[Slot]]:
     plan = _plan(type(fact))
     covered: Record = {}
     slots: list[Slot] = []
-    for (name, shape, default), value in zip(plan.fields, plan.read(fact), strict=True):
-        if value is None or value is default:
+    values = plan.read(fact)
+    present = map(is_not, values, plan.defaults)
+    for (name, shape, default), value in compress(zip(plan.fields, values, strict=True), present):
+        if value is None:
             continue
         if shape is _SLOT:
             covered[name] = value.ref()
@@ -286,6 +289,7 @@ class _Plan(NamedTuple):
     """
 
     fields: tuple[tuple[str, Any, Any], ...]
+    defaults: tuple[Any, ...]
     read: Callable[[Fact], tuple[Any, ...]]
     slots: tuple[tuple[str, str], ...]
 
@@ -306,7 +310,9 @@ def _plan(cls: type[Fact]) -> _Plan:
             for item in fields(cls)
         )
         slots = tuple((name, shape) for name, shape, _ in found if shape in (_SLOT, _SLOTS))
-        plan = _PLANS[cls] = _Plan(found, _reader([name for name, _, _ in found]), slots)
+        defaults = tuple(default for _, _, default in found)
+        read = _reader([name for name, _, _ in found])
+        plan = _PLANS[cls] = _Plan(found, defaults, read, slots)
     return plan
 
 
