@@ -49,6 +49,8 @@ class Strained:
             except OutcomeUnknown:
                 if await self.compare() != before:
                     break
+            except StoreFailed:  # a read on the way failed: what was done before it stands
+                await self.compare()
             else:
                 break
         else:

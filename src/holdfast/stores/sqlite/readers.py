@@ -86,7 +86,8 @@ class Readers:
                 return work(cursor, *args)
             finally:
                 cursor.close(True)
-                connection.execute(SQL["rollback"])
+                if connection.in_transaction:  # a failed read may have ended it
+                    connection.execute(SQL["rollback"])
 
     def _connection(self) -> apsw.Connection:
         connection: apsw.Connection | None = getattr(self._local, "connection", None)
