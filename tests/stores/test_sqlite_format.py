@@ -11,6 +11,7 @@ import holdfast.stores.sqlite as package
 from holdfast.core import facts
 from holdfast.core.errors import (
     Corruption,
+    InvalidRef,
     NothingWritten,
     StoreNewer,
     StoreUnsafe,
@@ -64,6 +65,50 @@ async def test_migrations_are_numbered_without_gap_and_recorded_with_their_check
     assert [number for number, _ in recorded] == numbers
     assert all(checksum.startswith("sha256:") for _, checksum in recorded)
     assert connect(tmp_path).pragma("user_version") == numbers[-1]
+
+
+TO_FIRST_FORMAT = """
+INSERT INTO refs SELECT key, session, used FROM payloads WHERE session IS NOT NULL;
+CREATE TABLE old_payloads (
+  key INTEGER PRIMARY KEY, tenant INTEGER NOT NULL, id BLOB NOT NULL, size INTEGER NOT NULL,
+  at INTEGER NOT NULL, data BLOB, UNIQUE (tenant, id)
+);
+INSERT INTO old_payloads SELECT key, tenant, id, size, at, data FROM payloads;
+DROP TABLE payloads;
+ALTER TABLE old_payloads RENAME TO payloads;
+DELETE FROM migrations WHERE version > 1;
+PRAGMA user_version = 1;
+"""
+
+
+async def test_a_store_of_the_first_format_is_brought_to_this_one_with_every_ref(tmp_path):
+    store = await SqliteSessionStore.open(tmp_path)
+    shared, large = slot("shared " * 200, "message"), slot("large " * 20_000, "message")
+    unused = slot("unused " * 200, "message")
+    for name in ("first", "second"):
+        state = await store.create_session(name, facts.SessionStarted())
+        lease = await store.acquire(name)
+        for number, item in enumerate([shared, large], 1):
+            new = facts.MessageAppended(message=number, role="user", content=item)
+            state = (await store.append(lease, state.seq, [new])).state
+    await store.put_payload("second", unused)
+    await store.close()
+    connect(tmp_path).execute(TO_FIRST_FORMAT)
+    store = await SqliteSessionStore.open(tmp_path)
+    counts = connect(tmp_path).execute("SELECT count(*), count(session), sum(used) FROM payloads")
+    assert counts.fetchall() == [(3, 3, 2)]
+    assert connect(tmp_path).execute("SELECT count(*) FROM refs").fetchall() == [(2,)]
+    for name in ("first", "second"):
+        assert (await verify(store, name)).ok
+        assert await store.get_payload(name, shared.id) == shared.data
+    with pytest.raises(InvalidRef):
+        await store.get_payload("first", unused.id)
+    await store.delete("first")
+    assert (await store.gc(grace_seconds=0)).ids == (unused.id,)
+    assert (await verify(store, "second")).ok
+    await store.delete("second")
+    assert (await store.gc(grace_seconds=0)).payloads == 2
+    await store.close()
 
 
 async def test_a_newer_format_is_refused_and_untouched(tmp_path):
@@ -274,8 +319,8 @@ DAMAGE = {
     "a session's row of another tenant": "UPDATE sessions SET tenant = 'other', kind = 'child'",
     "a session's row with other sums": "UPDATE sessions SET usd = '9', status = 'stopped'",
     "a payload row lost": "DELETE FROM payloads WHERE data IS NOT NULL",
-    "all payload rows lost": "DELETE FROM payloads; DELETE FROM refs",
-    "the refs lost": "DELETE FROM refs",
+    "all payload rows lost": "DELETE FROM payloads",
+    "the refs lost": "UPDATE payloads SET session = NULL, used = 0",
     "payload bytes lost": "UPDATE payloads SET data = NULL",
     "payload bytes flipped": "UPDATE payloads SET data = zeroblob(size) WHERE data IS NOT NULL",
     "payload bytes where a file is": "UPDATE payloads SET data = zeroblob(size)",

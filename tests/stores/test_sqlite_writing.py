@@ -476,7 +476,7 @@ async def test_gc_takes_nothing_that_is_in_use_whatever_its_ref_says(store, item
     await start(store, "other")
     await store.put_payload("other", item)
     other = apsw.Connection(str(store._path / "events.db"))
-    other.execute("UPDATE refs SET used = 0")
+    other.execute("UPDATE payloads SET used = 0; UPDATE refs SET used = 0")
     unused = (slot("unused " * 500, "message").id,)
     assert (await store.gc(dry_run=True, grace_seconds=0)).ids == unused
     assert (await store.gc(grace_seconds=0)).ids == unused

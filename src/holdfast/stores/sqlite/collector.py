@@ -76,7 +76,9 @@ def unused(
 
 def drop(refs: Sequence[StaleRef], cutoff: int, cursor: apsw.Cursor) -> None:
     """Take refs away, but for those that were used or put again meanwhile."""
-    cursor.executemany(SQL["delete_stale_ref"], [(*ref, cutoff) for ref in refs])
+    stale = [(*ref, cutoff) for ref in refs]
+    cursor.executemany(SQL["forget_stale_first_session"], stale)
+    cursor.executemany(SQL["delete_stale_ref"], stale)
 
 
 def orphans(cursor: apsw.Cursor, cutoff: int, without: Sequence[StaleRef] = ()) -> Iterator[Orphan]:

@@ -138,7 +138,7 @@ class Log:
             row,
             Appended(batch.events, batch.state, batch.head),
             sessions.moved(row, request.lease, state, batch.state),
-            payloads.stored(row, given.values()) if given else [],
+            payloads.stored(row, given.values(), used=True) if given else [],
             events.stored(row.key, batch.events),
             referred,
             request.consumes,
@@ -159,7 +159,7 @@ class Log:
         for key in foreseen.consumes:
             cursor.execute(SQL["consume_inbox"], (done.state.seq, row.key, key))
         for one in foreseen.payloads:
-            payloads.insert(cursor, row, one, used=True)
+            payloads.insert(cursor, one)
         self._finish(cursor, row, foreseen.events, done.events[0].seq - 1, done.state)
         if foreseen.release:
             done = structs.replace(done, inbox=leases.waiting(cursor, row))
@@ -312,7 +312,7 @@ class Log:
         for part in parts:
             found = payloads.find(cursor, row, part)
             if found is not None:
-                cursor.execute(SQL["unuse_ref"], (found.key, row.key))
+                payloads.unuse(cursor, found.key, row.key)
 
     def import_log(self, copy: Copy, cursor: apsw.Cursor) -> tuple[ImportOutcome, State | None]:
         """Store a copy of a log; the state is None where nothing changed."""

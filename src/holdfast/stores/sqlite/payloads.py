@@ -63,11 +63,11 @@ def keep(
     for item in given:
         if item.size > ROW_PAYLOAD_BYTES and not blobs.has(row.tenant, item.id):
             raise BlobSwept(payload=item.id)
-    for one in stored(row, given):
-        insert(cursor, row, one, used=used)
+    for one in stored(row, given, used=used):
+        insert(cursor, one)
 
 
-def stored(row: SessionRow, items: Iterable[Slot]) -> list[tuple[Any, ...]]:
+def stored(row: SessionRow, items: Iterable[Slot], *, used: bool) -> list[tuple[Any, ...]]:
     """Return the rows of payloads whose bytes are at hand or in files."""
     at = int(time.time() * 1000)
     return [
@@ -77,20 +77,33 @@ def stored(row: SessionRow, items: Iterable[Slot]) -> list[tuple[Any, ...]]:
             item.size,
             at,
             None if item.size > ROW_PAYLOAD_BYTES else item.data,
+            row.key,
+            used,
         )
         for item in items
     ]
 
 
-def insert(cursor: apsw.Cursor, row: SessionRow, payload: tuple[Any, ...], *, used: bool) -> None:
-    """Add a payload's row where it is new, and say that this session may read it."""
+def insert(cursor: apsw.Cursor, payload: tuple[Any, ...]) -> None:
+    """Add a payload's row where it is new, and say that its session may read it."""
     cursor.execute(SQL["insert_payload"], payload)
-    if cursor.connection.changes():
-        key = cursor.connection.last_insert_rowid()
-    else:
-        tenant_key, digest, _, at, _ = payload
-        key = cursor.execute(SQL["touch_payload"], (at, tenant_key, digest)).get
-    cursor.execute(SQL["use_ref" if used else "stage_ref"], (key, row.key))
+    if not cursor.connection.changes():
+        tenant_key, digest, _, at, _, session, used = payload
+        key: Any = cursor.execute(SQL["touch_payload"], (at, tenant_key, digest)).get
+        _refer(cursor, key, session, used=used)
+
+
+def _refer(cursor: apsw.Cursor, key: int, session: int, *, used: bool) -> None:
+    """Say that a session may read a payload: in its row where it came first, else by a ref."""
+    cursor.execute(SQL["mark_first_session"], (key, session, used))
+    if not cursor.connection.changes():
+        cursor.execute(SQL["use_ref" if used else "stage_ref"], (key, session))
+
+
+def unuse(cursor: apsw.Cursor, key: int, session: int) -> None:
+    """Leave to gc whether a session still needs a payload."""
+    cursor.execute(SQL["unuse_first_session"], (key, session))
+    cursor.execute(SQL["unuse_ref"], (key, session))
 
 
 def heal(cursor: apsw.Cursor, blobs: BlobStore, row: SessionRow, item: Slot) -> None:
@@ -133,7 +146,7 @@ def prove(
             raise rows.missing_error(row.id, item.id)
         if found.used:
             continue  # what its manifest names was proven when it was first used
-        cursor.execute(SQL["use_ref"], (found.key, row.key))
+        _refer(cursor, found.key, row.key, used=True)
         if item.encoding == "manifest":
             data = data_of(cursor, blobs, row, item.id, found)
             queue.extend(part for part in manifest_slots(item, data) if not part.inline)
@@ -220,6 +233,7 @@ def closure(
 
 def let_go(cursor: apsw.Cursor, row: SessionRow, found: Found) -> bool:
     """Take a session's ref away, and the payload where it was the last; tell whether it was."""
+    cursor.execute(SQL["forget_first_session"], (found.key, row.key))
     cursor.execute(SQL["delete_ref"], (found.key, row.key))
     if cursor.execute(SQL["is_referred"], (found.key,)).fetchone() is not None:
         return False

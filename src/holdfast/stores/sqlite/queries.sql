@@ -156,7 +156,8 @@ SELECT seq, fold, digest, checksum, body FROM snapshots WHERE session = ?
 DELETE FROM snapshots WHERE session = ?
 
 -- name: insert_payload
-INSERT INTO payloads (tenant, id, size, at, data) VALUES (?, ?, ?, ?, ?) ON CONFLICT DO NOTHING
+INSERT INTO payloads (tenant, id, size, at, data, session, used) VALUES (?, ?, ?, ?, ?, ?, ?)
+ON CONFLICT DO NOTHING
 
 -- name: touch_payload
 UPDATE payloads SET at = ? WHERE tenant = ? AND id = ? RETURNING key
@@ -165,9 +166,9 @@ UPDATE payloads SET at = ? WHERE tenant = ? AND id = ? RETURNING key
 UPDATE payloads SET size = ?, data = ? WHERE key = ?
 
 -- name: find_payload
-SELECT p.key, p.size, p.data IS NULL, r.used FROM payloads p
-LEFT JOIN refs r ON r.payload = p.key AND r.session = ?
-WHERE p.tenant = ? AND p.id = ?
+SELECT p.key, p.size, p.data IS NULL, CASE p.session WHEN ?1 THEN p.used ELSE r.used END
+FROM payloads p LEFT JOIN refs r ON r.payload = p.key AND r.session = ?1
+WHERE p.tenant = ?2 AND p.id = ?3
 
 -- name: payload_data
 SELECT data FROM payloads WHERE key = ?
@@ -181,17 +182,25 @@ DELETE FROM payloads WHERE key = ?
 -- name: use_ref
 INSERT INTO refs (payload, session, used) VALUES (?, ?, 1) ON CONFLICT DO UPDATE SET used = 1
 
+-- name: mark_first_session
+UPDATE payloads SET used = max(used, ?3) WHERE key = ?1 AND session = ?2
+
 -- name: stage_ref
 INSERT INTO refs (payload, session, used) VALUES (?, ?, 0) ON CONFLICT DO NOTHING
 
 -- name: has_ref
-SELECT 1 FROM refs WHERE payload = ? AND session = ?
+SELECT 1 FROM payloads WHERE key = ?1 AND session = ?2
+UNION ALL SELECT 1 FROM refs WHERE payload = ?1 AND session = ?2
 
 -- name: is_referred
-SELECT 1 FROM refs WHERE payload = ? LIMIT 1
+SELECT 1 FROM payloads p JOIN sessions s ON s.key = p.session WHERE p.key = ?1
+UNION ALL SELECT 1 FROM refs WHERE payload = ?1 LIMIT 1
 
 -- name: delete_ref
 DELETE FROM refs WHERE payload = ? AND session = ?
+
+-- name: forget_first_session
+UPDATE payloads SET session = NULL, used = 0 WHERE key = ? AND session = ?
 
 -- name: delete_refs_of_session
 DELETE FROM refs WHERE session = ?
@@ -199,24 +208,38 @@ DELETE FROM refs WHERE session = ?
 -- name: unuse_ref
 UPDATE refs SET used = 0 WHERE payload = ? AND session = ?
 
+-- name: unuse_first_session
+UPDATE payloads SET used = 0 WHERE key = ? AND session = ?
+
 -- name: list_stale_refs
-SELECT s.id, r.payload, p.id FROM refs r
+SELECT s.id, p.key, p.id FROM payloads p JOIN sessions s ON s.key = p.session
+WHERE p.used = 0 AND p.at <= ?1
+UNION ALL
+SELECT s.id, p.key, p.id FROM refs r
 JOIN payloads p ON p.key = r.payload
 JOIN sessions s ON s.key = r.session
-WHERE r.used = 0 AND p.at <= ? ORDER BY s.key
+WHERE r.used = 0 AND p.at <= ?1
 
 -- name: delete_stale_ref
 DELETE FROM refs WHERE payload = ? AND session = ? AND used = 0
   AND payload IN (SELECT key FROM payloads WHERE at <= ?)
 
+-- name: forget_stale_first_session
+UPDATE payloads SET session = NULL WHERE key = ? AND session = ? AND used = 0 AND at <= ?
+
 -- name: find_orphans
 SELECT p.key, t.name, p.id, p.size, p.data IS NULL
 FROM payloads p JOIN tenants t ON t.key = p.tenant
-WHERE p.at <= ? AND p.key > ? AND NOT EXISTS (
-  SELECT 1 FROM refs r WHERE r.payload = p.key
-    AND r.payload || ' ' || r.session NOT IN (SELECT value FROM json_each(?))
-)
-ORDER BY p.key LIMIT ?
+WHERE p.at <= ?1 AND p.key > ?2
+  AND NOT EXISTS (
+    SELECT 1 FROM sessions s WHERE s.key = p.session
+      AND p.key || ' ' || s.key NOT IN (SELECT value FROM json_each(?3))
+  )
+  AND NOT EXISTS (
+    SELECT 1 FROM refs r WHERE r.payload = p.key
+      AND r.payload || ' ' || r.session NOT IN (SELECT value FROM json_each(?3))
+  )
+ORDER BY p.key LIMIT ?4
 
 -- name: count_payloads
 SELECT count(*) FROM payloads
