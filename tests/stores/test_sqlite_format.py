@@ -307,6 +307,10 @@ async def test_bytes_of_a_deleted_session_are_in_no_file_of_the_store_after_gc(t
 DAMAGE = {
     "a flipped inline value": "UPDATE events SET data = replace(data, 'tiny', 'tinx')",
     "an event that does not decode": "UPDATE events SET data = substr(data, 2) WHERE seq = 3",
+    "an event that is no text": "UPDATE events SET data = CAST(x'7bff7d' AS TEXT) WHERE seq = 3",
+    "an event's type that is no text": "UPDATE events SET type = CAST(x'ff' AS TEXT) WHERE seq = 3",
+    "an event's time that is no text": "UPDATE events SET at = CAST(x'ff' AS TEXT) WHERE seq = 5",
+    "a status that is no text": "UPDATE sessions SET status = CAST(x'ff' AS TEXT)",
     "an event of another time": "UPDATE events SET at = 'then' WHERE seq = 2",
     "the first event lost": "DELETE FROM events WHERE seq = 1",
     "an event in the middle lost": "DELETE FROM events WHERE seq = 3",

@@ -39,8 +39,8 @@ async def verify(store: SessionStore, session_id: str) -> VerifyReport:
     """Return what checking a whole session found."""
     run = _Verification(store, session_id)
     for _ in range(TRIES):
-        info = await store.session_info(session_id)
-        async for item in _events(store, session_id, run.seq, info.seq):
+        last = await _last(store, session_id)
+        async for item in _events(store, session_id, run.seq, last):
             if isinstance(item, Event):
                 await run.event(item)
             else:
@@ -60,6 +60,14 @@ async def verify(store: SessionStore, session_id: str) -> VerifyReport:
         head=None if run.state is None else run.state.head,
         digest=run.digest,
     )
+
+
+async def _last(store: SessionStore, session_id: str) -> int:
+    """Return where the listing says that a log ends; one that cannot be read is found later on."""
+    try:
+        return (await store.session_info(session_id)).seq
+    except (Corruption, StoreFailed):
+        return 0
 
 
 async def _events(

@@ -36,6 +36,9 @@ TRUNCATE_SECONDS = 2.0
 CHECKPOINT_PAGES = 4096
 APPLICATION_ID = 0x486F6C64  # "Hold"
 
+FAILURES = (apsw.Error, OSError, UnicodeDecodeError)
+"""What SQLite and the disk raise; a text that does not decode is a damaged one."""
+
 _PACKAGE = resources.files("holdfast.stores.sqlite")
 _NAMED = re.compile(r"^-- name: (\w+)\n", re.MULTILINE)
 
@@ -169,7 +172,7 @@ class Database:
         """Turn SQLite's failures into this store's errors."""
         try:
             yield
-        except (apsw.Error, OSError) as error:
+        except FAILURES as error:
             raise self.named(error, kind, doing, session) from error
 
     def named(
@@ -177,7 +180,7 @@ class Database:
     ) -> HoldfastError:
         """Return what a failure of SQLite or the disk means to the caller."""
         of = f" of session {session!r}" if session else ""
-        if isinstance(error, apsw.CorruptError | apsw.NotADBError):
+        if isinstance(error, apsw.CorruptError | apsw.NotADBError | UnicodeDecodeError):
             return Corruption(
                 f"{str(self.path)!r} is damaged: {doing}{of} failed with {error}; run `holdfast "
                 "verify` and restore from an export",

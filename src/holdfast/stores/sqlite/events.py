@@ -84,9 +84,12 @@ def read(
 
 
 def _event(session_id: str, stored: Any) -> Event:
+    # Texts come as bytes: a damaged one is this event's failure, and the others stay readable.
     seq, kind, version, at, digest, data = stored
     try:
-        return Event(session_id, seq, kind, version, at, _decode(data), digest.hex())
+        return Event(
+            session_id, seq, kind.decode(), version, at.decode(), _decode(data), digest.hex()
+        )
     except (msgspec.MsgspecError, UnicodeDecodeError, AttributeError, TypeError) as error:
         raise Corruption(
             f"event {seq} of session {session_id!r} is damaged: {error}; run `holdfast verify` and "

@@ -108,20 +108,20 @@ ORDER BY s.key DESC LIMIT :limit
 INSERT INTO events (session, seq, type, version, at, digest, data) VALUES (?, ?, ?, ?, ?, ?, ?)
 
 -- name: events_forward
-SELECT seq, type, version, at, digest, data FROM events
+SELECT seq, CAST(type AS BLOB), version, CAST(at AS BLOB), digest, CAST(data AS BLOB) FROM events
 WHERE session = ? AND seq > ? AND seq < ? ORDER BY seq LIMIT ?
 
 -- name: events_backward
-SELECT seq, type, version, at, digest, data FROM events
+SELECT seq, CAST(type AS BLOB), version, CAST(at AS BLOB), digest, CAST(data AS BLOB) FROM events
 WHERE session = ? AND seq > ? AND seq < ? ORDER BY seq DESC LIMIT ?
 
 -- name: events_of_types_forward
-SELECT seq, type, version, at, digest, data FROM events
+SELECT seq, CAST(type AS BLOB), version, CAST(at AS BLOB), digest, CAST(data AS BLOB) FROM events
 WHERE session = ? AND seq > ? AND seq < ? AND type IN (SELECT value FROM json_each(?))
 ORDER BY seq LIMIT ?
 
 -- name: events_of_types_backward
-SELECT seq, type, version, at, digest, data FROM events
+SELECT seq, CAST(type AS BLOB), version, CAST(at AS BLOB), digest, CAST(data AS BLOB) FROM events
 WHERE session = ? AND seq > ? AND seq < ? AND type IN (SELECT value FROM json_each(?))
 ORDER BY seq DESC LIMIT ?
 

@@ -21,7 +21,7 @@ import apsw
 
 from holdfast.core.errors import HoldfastError, NothingWritten, OutcomeUnknown, StoreFailed
 from holdfast.stores.bell import Bell
-from holdfast.stores.sqlite.database import SQL, Database
+from holdfast.stores.sqlite.database import FAILURES, SQL, Database
 
 logger = logging.getLogger("holdfast.stores")
 
@@ -287,7 +287,7 @@ class Writer:
                 job.error = self._named(error, job)
 
     def _named(self, error: BaseException, job: Job[Any]) -> BaseException:
-        if not isinstance(error, apsw.Error | OSError):
+        if not isinstance(error, FAILURES):
             return error
         named = self._database.named(error, NothingWritten, "write", job.session)
         named.__cause__ = error
