@@ -57,7 +57,7 @@ logger = logging.getLogger("holdfast.runtime")
 
 
 WARM_SESSIONS = 256
-REPLIES_AT_ONCE = 8
+REPLIES_AT_ONCE = 4
 """Replies that arrive together are stored this many at a time: those in front go on to their next
 question while the others wait, instead of all sessions moving, and then idling, in step."""
 

@@ -158,6 +158,8 @@ class Writer:
                 self._commit(jobs)
                 self._tell()
                 self._committed, jobs = jobs, []
+                if len(self._committed) <= WHOLE_JOBS:
+                    self._tell()  # a few do not gain what they would wait for
         except BaseException as error:
             logger.exception("the writer of %r died", str(self._database.path))
             self._die(jobs, error)
