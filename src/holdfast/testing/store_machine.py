@@ -361,7 +361,7 @@ class StoreMachine(RuleBasedStateMachine):
         }
         inline = {slot_id for event in known.events for slot_id in _inline_ids(event.data)}
         asked = {item.content.id for item in known.inbox.values() if item.content is not None}
-        return sorted((model.used(known) | inline | known.erased) - manifests - asked)
+        return sorted((model.used(known) | inline | known.erased.keys()) - manifests - asked)
 
     async def _compare(self, place: int, store: SessionStore) -> None:
         model = self.models[place]
@@ -378,7 +378,7 @@ class StoreMachine(RuleBasedStateMachine):
             assert [(i.key, i.consumed_seq) for i in inbox] == [
                 (i.key, i.consumed_seq) for i in known.inbox.values()
             ]
-            assert set(await store.erased(info.id)) == known.erased
+            assert set(await store.erased(info.id)) == known.erased.keys()
             for payload_id in model.used(known):
                 assert await store.get_payload(info.id, payload_id) == model.bytes[payload_id]
             assert (await verify(store, info.id)).problems == ()

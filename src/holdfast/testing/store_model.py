@@ -51,7 +51,7 @@ class ModelSession:
     put: set[str] = field(default_factory=set)
     doubtful: set[str] = field(default_factory=set)
     """Put, not referred to, and swept over since: a store may have forgotten them or not."""
-    erased: set[str] = field(default_factory=set)
+    erased: dict[str, dict[str, str]] = field(default_factory=dict)
     inbox: dict[str, InboxItem] = field(default_factory=dict)
     lease: Lease | None = None
     imported: bool = False
@@ -177,7 +177,7 @@ class ModelStore:
             structs.replace(event, data=_without(event.data, payload_id, mark))
             for event in known.events
         ]
-        known.erased.add(payload_id)
+        known.erased[payload_id] = mark
         known.put.discard(payload_id)
         known.doubtful.discard(payload_id)
         return max(places, 1)
@@ -215,12 +215,23 @@ class ModelStore:
             known = ModelSession(copy.tenant, copy.started, [], state)
             self.sessions[session_id] = known
         new = copy.events[len(known.events) :]
+        for payload_id, mark in self._gone(known).items():
+            new = [
+                structs.replace(event, data=_without(event.data, payload_id, mark)) for event in new
+            ]
         known.events = [*known.events, *new]
         known.state = fold(known.state, new)
-        known.erased |= {
-            item.id for item in self._inner(new) if item.id in copy.erased - self.used(copy)
-        }
+        gone = copy.erased.keys() - self.used(copy)
+        for item in self._inner(new):
+            if item.id in gone:
+                known.erased.setdefault(item.id, copy.erased[item.id])
         known.imported = known.state.turn is not None or bool(known.state.calls)
+
+    def _gone(self, known: ModelSession) -> dict[str, dict[str, str]]:
+        """Return what was erased from a session and has not been said or put again since."""
+        live = {item.id for event in known.events for item in walk(event.data) if not item.erased}
+        here = self.used(known) | known.put | live
+        return {key: mark for key, mark in known.erased.items() if key not in here}
 
     def used(self, known: ModelSession) -> set[str]:
         """Return the ids of the payloads that a session's events and inbox refer to."""
