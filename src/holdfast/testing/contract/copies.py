@@ -10,6 +10,7 @@ from msgspec import structs
 from holdfast.core import facts
 from holdfast.core.errors import (
     Corruption,
+    HoldfastError,
     ImportConflict,
     LeaseHeld,
     PayloadNotFound,
@@ -212,15 +213,26 @@ class CopyContract(ContractPlace):
         file = tmp_path / "export"
         await export_sessions(store, ["s-1"], file)
         whole = file.read_bytes()
+        events = await all_events(store, "s-1")
         copy = await place.beside("copy").open()
         stride = max(1, len(whole) // 40)
+        harmless = 0
         for at in range(0, len(whole), stride):
-            for damaged in (whole[:at], whole[:at] + bytes([whole[at] ^ 4]) + whole[at + 1 :]):
+            flipped = whole[:at] + bytes([whole[at] ^ 4]) + whole[at + 1 :]
+            for damaged in (whole[:at], flipped):
                 file.write_bytes(damaged)
-                with pytest.raises(Exception) as caught:
+                try:
                     await import_sessions(copy, file)
-                assert type(caught.value).__module__.startswith("holdfast."), caught.value
-                assert (await copy.list_sessions()).sessions == ()
+                except HoldfastError:
+                    assert (await copy.list_sessions()).sessions == ()
+                    continue
+                # A bit that the compression does not use: what was read is what was written.
+                assert damaged is flipped
+                assert await all_events(copy, "s-1") == events
+                await copy.close()
+                harmless += 1
+                copy = await place.beside(f"copy-{harmless}").open()
+        assert harmless < 5
         await copy.close()
 
     async def test_exporting_what_is_not_there_leaves_no_file(
