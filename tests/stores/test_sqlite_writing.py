@@ -16,6 +16,7 @@ from holdfast.core.errors import (
     Corruption,
     HandleForked,
     InboxConflict,
+    InboxConsumed,
     InboxItemNotFound,
     InvalidRef,
     LeaseLost,
@@ -130,6 +131,17 @@ async def test_an_append_that_was_foreseen_is_fenced_off_like_any_other(store, c
     with pytest.raises(LeaseLost):
         await store.append(lease, state.seq, [message(2)])
     assert [event.seq for event in await store.read_events("talk")] == [1, 2]
+
+
+async def test_an_append_that_was_foreseen_consumes_an_item_once_and_none_that_is_missing(store):
+    lease, state = await start(store, "talk")
+    await store.put_inbox("talk", InboxDraft("key", "message"))
+    with pytest.raises(InboxItemNotFound):
+        await store.append(lease, state.seq, [message(1)], consumes=["missing"])
+    state = (await store.append(lease, state.seq, [message(1)], consumes=["key"])).state
+    with pytest.raises(InboxConsumed):
+        await store.append(lease, state.seq, [message(2)], consumes=["key"])
+    assert (await store.load_state("talk")).seq == 2
 
 
 async def test_an_append_foreseen_from_a_log_that_has_moved_is_refused(store):
