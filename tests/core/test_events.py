@@ -1,5 +1,7 @@
 """Events chain by their digests, read back as they were, and tolerate a newer release's types."""
 
+from dataclasses import replace as replace_fact
+
 import pytest
 from hypothesis import given, settings
 from msgspec.structs import replace
@@ -97,6 +99,33 @@ def test_defaults_are_left_out_so_that_a_new_optional_field_needs_no_version():
 def test_data_that_does_not_fit_its_type_is_named(data, complaint):
     with pytest.raises(InvalidRecord, match=complaint):
         fact_from_data(facts.TurnPut, data)
+
+
+class Shout(str):
+    """Text of another type."""
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"turn": "1"}, "turn.put cannot be read back.*turn"),
+        ({"turn": None}, "turn.put is|turn.put cannot be read back|turn.put.turn"),
+        ({"turn": True}, "turn.put cannot be read back.*turn"),
+        ({"turn": 2**53}, r"turn.put.turn is an integer beyond 2\*\*53-1"),
+        ({"cost_usd": 0.5}, "turn.put.cost_usd is a float"),
+        ({"status": Shout("open")}, "turn.put.status is a Shout"),
+        ({"usage": {"input_tokens": 0.5}}, "turn.put.usage.input_tokens is a float"),
+        ({"usage": {"input_tokens": Shout("1")}}, "turn.put"),
+        ({"usage": {"input_tokens": 2**53}}, "turn.put.usage.input_tokens is an integer beyond"),
+        ({"usage": {"t\u00f6kens": 1}}, "keys are ASCII"),
+        ({"usage": {"$ref": 1}}, "reserved"),
+        ({"usage": ["input_tokens"]}, "turn.put cannot be read back.*usage"),
+    ],
+)
+def test_a_fact_that_could_not_be_read_back_is_never_written(change, complaint):
+    fact = replace_fact(facts.TurnPut(turn=1, status="open"), **change)
+    with pytest.raises(InvalidRecord, match=complaint):
+        data_of(fact)
 
 
 def test_stored_data_that_does_not_fit_is_corruption_of_that_event():

@@ -3,6 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from holdfast.core import facts
 from holdfast.core.errors import Corruption, InvalidInput, InvalidRef
@@ -76,16 +77,34 @@ def test_the_inline_limit_is_512_bytes():
     assert "$ref" in to_record(slot("é" * 257, "message"))
 
 
-def test_a_manifest_is_never_inline_and_its_slots_are_found():
-    parts = [slot("small", "chunk"), slot("l" * 600, "chunk")]
-    item = manifest({"parts": [to_record(part) for part in parts]}, "vars")
+def test_a_manifest_is_never_inline_and_what_it_refers_to_is_found():
+    small, large = slot("small", "chunk"), slot("l" * 600, "chunk")
+    apart = structs.replace(slot("alone", "chunk"), apart=True)
+    record = {"parts": [to_record(part) for part in (small, large)], "z": {"y": to_record(apart)}}
+    item = manifest(record, "vars")
     assert not item.inline
-    assert [part.id for part in manifest_slots(item, item.data or b"")] == [p.id for p in parts]
+    assert manifest_slots(item, item.data or b"") == [large, apart]
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"$v": "no base 64!", "encoding": "bytes", "kind": "chunk"},
+        {"$v": 5, "encoding": "text", "kind": "chunk"},
+        {"$v": "x", "encoding": "text", "kind": "chunk", "more": 1},
+        {"$v": "x", "encoding": "text", "kind": "unheard of"},
+        {"$v": "x", "encoding": ["text"], "kind": "chunk"},
+    ],
+)
+def test_a_manifest_with_a_bad_inline_value_is_refused(part):
+    item = manifest({"parts": [part]}, "vars")
+    with pytest.raises(InvalidRef):
+        manifest_slots(item, item.data or b"")
 
 
 def test_a_value_that_looks_like_a_manifest_has_no_slots():
     item = slot({"parts": [REF]}, "vars")
-    assert manifest_slots(item, item.data or b"") == ()
+    assert manifest_slots(item, item.data or b"") == []
 
 
 @pytest.mark.parametrize(

@@ -11,13 +11,13 @@ from __future__ import annotations
 import hashlib
 import re
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import MISSING, fields
-from functools import lru_cache
+from functools import lru_cache, reduce
 from itertools import compress
-from operator import attrgetter, is_not
+from operator import attrgetter, ne, or_
 from types import UnionType
-from typing import Any, NamedTuple, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -125,41 +125,27 @@ def forms(fact: Fact) -> tuple[Record, Record, list[Slot]]:
     Defaults are left out, and slots are records.
     """
     plan = _plan(type(fact))
-    covered: Record = {}
-    slots: list[Slot] = []
     values = plan.read(fact)
-    present = map(is_not, values, plan.defaults)
-    for (name, shape, default), value in compress(zip(plan.fields, values, strict=True), present):
-        if value is None:
+    present = map(ne, values, plan.defaults)
+    covered: Record = dict(compress(zip(plan.plain, values, strict=True), present))
+    _check_plain(fact, plan, covered)
+    apart: Record = {}
+    slots: list[Slot] = []
+    for name, shape in plan.slots:
+        value = getattr(fact, name)
+        if not value:
             continue
         if shape is _SLOT:
             covered[name] = value.ref()
             slots.append(value)
-        elif shape is _SLOTS:
-            if value:
-                _check_plain(fact, name, dict.fromkeys(value))
-                covered[name] = {key: item.ref() for key, item in value.items()}
-                slots += value.values()
-        elif value != default:
-            kind = type(value)
-            if kind is not str and (kind is not int or not -MAX_INTEGER <= value <= MAX_INTEGER):
-                _check_plain(fact, name, value)
-            covered[name] = value
-    for item in slots:
-        if item.inline or item.erased is not None:
-            return covered, _stored(fact, covered), slots
-    return covered, covered, slots
-
-
-def _stored(fact: Fact, covered: Record) -> Record:
-    stored = dict(covered)
-    for name, shape in _plan(type(fact)).slots:
-        value = getattr(fact, name)
-        if shape is _SLOT and value is not None:
-            stored[name] = to_record(value)
-        elif value:
-            stored[name] = {key: to_record(item) for key, item in value.items()}
-    return stored
+            if value.inline or value.erased is not None:
+                apart[name] = to_record(value)
+        else:
+            _check_nested(fact, name, dict.fromkeys(value))
+            covered[name] = {key: item.ref() for key, item in value.items()}
+            apart[name] = {key: to_record(item) for key, item in value.items()}
+            slots += value.values()
+    return covered, covered | apart if apart else covered, slots
 
 
 def data_of(fact: Fact) -> Record:
@@ -167,18 +153,32 @@ def data_of(fact: Fact) -> Record:
     return forms(fact)[1]
 
 
-def _check_plain(fact: Fact, name: str, value: Any) -> None:
+def _check_plain(fact: Fact, plan: _Plan, plain: Record) -> None:
+    """Refuse what records cannot hold, and what no reader would take for this fact."""
+    if not _EXACT.issuperset(map(type, plain.values())):
+        explain(plain, fact.TYPE)
+    try:
+        msgspec.convert(plain, plan.checked)
+    except msgspec.ValidationError as error:
+        explain(plain, fact.TYPE)
+        raise InvalidRecord(f"{fact.TYPE} cannot be read back: {error}") from error
+    for name in plan.nested:
+        if name in plain:
+            _check_nested(fact, name, plain[name])
+
+
+def _check_nested(fact: Fact, name: str, value: Any) -> None:
     """Refuse what records cannot hold, and an object that readers would take for a ref."""
     if not fits(value):
         explain(value, f"{fact.TYPE}.{name}")
-    if type(value) in _NESTED:
-        _check_keys(fact, name, value)
+    _check_keys(fact, name, value)
 
 
+_EXACT = frozenset({str, int, bool, dict, list})
 _NESTED = frozenset({dict, list})
 
 
-def _check_keys(fact: Fact, name: str, value: dict[str, Any] | list[Any]) -> None:
+def _check_keys(fact: Fact, name: str, value: Any) -> None:
     parts: Iterable[Any] = value
     if isinstance(value, dict):
         for key in value:
@@ -283,47 +283,78 @@ _SLOT, _SLOTS = "slot", "slots"
 
 
 class _Plan(NamedTuple):
-    """How to read a fact type: (name, shape, default) of each field, and all of them at once.
+    """How to read and check a fact type.
 
-    A shape is _SLOT, _SLOTS or a plain field's type.
+    `fields` are (name, shape, default): a shape is _SLOT, _SLOTS or a plain field's type. The plain
+    ones are read all at once, `defaults` in the same order. `checked` has their types, `nested` are
+    those that may hold objects and lists.
     """
 
     fields: tuple[tuple[str, Any, Any], ...]
+    slots: tuple[tuple[str, str], ...]
+    plain: tuple[str, ...]
     defaults: tuple[Any, ...]
     read: Callable[[Fact], tuple[Any, ...]]
-    slots: tuple[tuple[str, str], ...]
+    checked: type[msgspec.Struct]
+    nested: tuple[str, ...]
 
 
 _PLANS: dict[type[Fact], _Plan] = {}
 
 
 def _plan(cls: type[Fact]) -> _Plan:
-    plan = _PLANS.get(cls)
-    if plan is None:
-        hints = get_type_hints(cls)
-        found = tuple(
-            (
-                item.name,
-                _shape(hints[item.name]),
-                item.default_factory() if item.default_factory is not MISSING else item.default,
-            )
-            for item in fields(cls)
+    return _PLANS.get(cls) or _make_plan(cls)
+
+
+def _make_plan(cls: type[Fact]) -> _Plan:
+    hints = get_type_hints(cls)
+    found = tuple(
+        (
+            item.name,
+            _shape(hints[item.name]),
+            item.default_factory() if item.default_factory is not MISSING else item.default,
         )
-        slots = tuple((name, shape) for name, shape, _ in found if shape in (_SLOT, _SLOTS))
-        defaults = tuple(default for _, _, default in found)
-        read = _reader([name for name, _, _ in found])
-        plan = _PLANS[cls] = _Plan(found, defaults, read, slots)
+        for item in fields(cls)
+    )
+    slots = tuple((name, shape) for name, shape, _ in found if shape in (_SLOT, _SLOTS))
+    plain = [item for item in found if item[1] not in (_SLOT, _SLOTS)]
+    names = tuple(name for name, _, _ in plain)
+    plan = _PLANS[cls] = _Plan(
+        fields=found,
+        slots=slots,
+        plain=names,
+        defaults=tuple(default for _, _, default in plain),
+        read=_reader(names),
+        checked=msgspec.defstruct(
+            cls.__name__,
+            [(name, _bounded(hint), msgspec.field(default=None)) for name, hint, _ in plain],
+        ),
+        nested=tuple(name for name, hint, _ in plain if not _SCALARS.issuperset(_options(hint))),
+    )
     return plan
 
 
-def _reader(names: list[str]) -> Callable[[Fact], tuple[Any, ...]]:
+def _reader(names: Sequence[str]) -> Callable[[Fact], tuple[Any, ...]]:
     if len(names) > 1:
         return attrgetter(*names)
     return lambda fact: tuple(getattr(fact, name) for name in names)
 
 
+_SCALARS = frozenset({str, int, bool, type(None)})
+_INTEGER = Annotated[int, msgspec.Meta(ge=-MAX_INTEGER, le=MAX_INTEGER)]
+
+
+def _bounded(hint: Any) -> Any:
+    options = (_INTEGER if option is int else option for option in _options(hint))
+    return reduce(or_, options)
+
+
+def _options(hint: Any) -> tuple[Any, ...]:
+    return get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+
+
 def _shape(hint: Any) -> Any:
-    options = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    options = _options(hint)
     if Slot in options:
         return _SLOT
     if any(get_origin(option) is dict and Slot in get_args(option) for option in options):

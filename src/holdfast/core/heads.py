@@ -7,13 +7,13 @@ for fork, attach and proof. An edge relates two sessions' heads.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import TypeVar
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from holdfast.core.errors import InvalidInput
-from holdfast.core.events import data_of
+from holdfast.core.events import forms
 from holdfast.core.facts import HeadPublished, LineageAdded
-from holdfast.core.payloads import Slot, digest_form
+from holdfast.core.payloads import Slot
 from holdfast.core.records import record_id
 
 _Named = TypeVar("_Named", HeadPublished, LineageAdded)
@@ -57,8 +57,8 @@ def publish(
     """Return the head that covers events start to end."""
     if draft.kind not in HEAD_KINDS:
         raise InvalidInput(f"unknown head kind {draft.kind!r}; use one of {sorted(HEAD_KINDS)}")
-    head = HeadPublished(
-        id="",
+    return _named(
+        HeadPublished,
         version=HEAD_VERSION,
         session=session,
         basis=basis,
@@ -70,7 +70,6 @@ def publish(
         final=draft.final,
         compact_from=draft.compact_from,
     )
-    return _named(head)
 
 
 def relate(draft: EdgeDraft, new_head: str | None) -> LineageAdded:
@@ -80,8 +79,8 @@ def relate(draft: EdgeDraft, new_head: str | None) -> LineageAdded:
     to_head = draft.to_head or new_head
     if to_head is None:
         raise InvalidInput("an edge needs the head it leads to; publish a head in the same append")
-    edge = LineageAdded(
-        id="",
+    return _named(
+        LineageAdded,
         version=EDGE_VERSION,
         type=draft.type,
         from_session=draft.from_session,
@@ -90,15 +89,14 @@ def relate(draft: EdgeDraft, new_head: str | None) -> LineageAdded:
         to_head=to_head,
         call_id=draft.call_id,
     )
-    return _named(edge)
 
 
 def content_id(fact: HeadPublished | LineageAdded) -> str:
     """Return the id that a head's or an edge's content has, which is the id it must carry."""
-    body = digest_form(data_of(fact))
+    body = forms(fact)[0]
     body.pop("id", None)
     return record_id(body)
 
 
-def _named(fact: _Named) -> _Named:
-    return replace(fact, id=content_id(fact))
+def _named(cls: type[_Named], /, **content: Any) -> _Named:
+    return cls(id=content_id(cls(id="", **content)), **content)

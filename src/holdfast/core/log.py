@@ -175,20 +175,18 @@ def _check_open(state: State, fact: facts.TurnPut | facts.StepPut) -> None:
 def _payloads(slots: Iterable[Slot]) -> tuple[dict[str, Slot], dict[str, Slot]]:
     given: dict[str, Slot] = {}
     refs: dict[str, Slot] = {}
-    queue = list(slots)
-    for item in queue:
+    queue = []
+    for item in slots:
         if item.erased is not None:
             raise InvalidRef(f"payload {item.id!r} was erased and cannot be referred to again")
         if type(item.size) is not int or item.encoding not in ENCODINGS or item.kind not in KINDS:
             raise InvalidRef(f"{item!r} is no value that records can hold")
+        if not item.inline:
+            queue.append(item)
+        elif item.data is not None:
+            check_bytes(item, item.data)
     while queue:
         item = queue.pop()
-        if item.erased is not None:
-            continue  # a manifest may say of a part that it was erased
-        if item.inline:
-            if item.data is not None:
-                check_bytes(item, item.data)
-            continue
         seen = given.get(item.id)
         # Equal bytes may stand as a user's text too: only the manifest says what it refers to.
         if seen is not None and (item.encoding != "manifest" or seen.encoding == "manifest"):
@@ -198,5 +196,8 @@ def _payloads(slots: Iterable[Slot]) -> tuple[dict[str, Slot], dict[str, Slot]]:
         if item.data is not None:
             check_bytes(item, item.data)
             given[item.id] = item
-            queue.extend(manifest_slots(item, item.data))
+            if item.encoding == "manifest":
+                # It may say of a part that it was erased.
+                parts = manifest_slots(item, item.data)
+                queue += [part for part in parts if part.erased is None]
     return given, refs

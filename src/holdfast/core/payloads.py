@@ -136,15 +136,11 @@ def from_record(record: Any) -> Slot:
     """Return the slot that a stored record describes; raise InvalidRef where it describes none."""
     if not isinstance(record, dict):
         raise InvalidRef(f"expected a value or a ref, got {type(record).__name__}")
-    encoding, kind = record.get("encoding"), record.get("kind")
-    known = isinstance(encoding, str) and isinstance(kind, str)
-    if not known or encoding not in ENCODINGS or kind not in KINDS:
-        raise InvalidRef(f"a ref has encoding {encoding!r} and kind {kind!r}, which are not known")
+    encoding, kind = _described(record)
     # Digests cover exactly these keys: any other would be a place for what nobody proved.
     if "$v" in record:
-        if len(record) != 3:
-            raise InvalidRef(f"an inline value has unknown keys: {sorted(record)}")
-        return _inline(record["$v"], encoding, kind)
+        data = _inline_bytes(record, encoding)
+        return Slot(digest_id(data), encoding, kind, len(data), data)
     if len(record) != 4 + ("$erased" in record):
         raise InvalidRef(f"a ref has unknown keys: {sorted(record)}")
     size = record.get("size")
@@ -165,14 +161,24 @@ def erased_mark(mark: Any) -> Erased:
     raise InvalidRef(f"a tombstone holds its time and rule as text, not {mark!r}")
 
 
-def _inline(text: Any, encoding: str, kind: str) -> Slot:
+def _described(record: Record) -> tuple[str, str]:
+    encoding, kind = record.get("encoding"), record.get("kind")
+    known = isinstance(encoding, str) and isinstance(kind, str)
+    if not known or encoding not in ENCODINGS or kind not in KINDS:
+        raise InvalidRef(f"a ref has encoding {encoding!r} and kind {kind!r}, which are not known")
+    return encoding, kind
+
+
+def _inline_bytes(record: Record, encoding: str) -> bytes:
+    text = record["$v"]
+    if len(record) != 3:
+        raise InvalidRef(f"an inline value has unknown keys: {sorted(record)}")
     if not isinstance(text, str):
         raise InvalidRef("an inline value is not text")
     try:
-        data = base64.b64decode(text, validate=True) if encoding == "bytes" else text.encode()
+        return base64.b64decode(text, validate=True) if encoding == "bytes" else text.encode()
     except (binascii.Error, UnicodeEncodeError) as error:
         raise InvalidRef(f"an inline value does not decode: {error}") from error
-    return Slot(digest_id(data), encoding, kind, len(data), data)
 
 
 def is_slot(item: Any) -> bool:
@@ -181,7 +187,7 @@ def is_slot(item: Any) -> bool:
 
 
 def walk(item: Any) -> Iterator[Slot]:
-    """Yield every slot of a record, in order: the one walker of append, gc, verify and export."""
+    """Yield every slot of a record, in order."""
     if isinstance(item, dict):
         if is_slot(item):
             yield from_record(item)
@@ -204,11 +210,36 @@ def digest_form(item: Any) -> Any:
     return item
 
 
-def manifest_slots(item: Slot, data: bytes) -> tuple[Slot, ...]:
-    """Return the slots that a manifest payload refers to; none for any other payload."""
-    if item.encoding != "manifest":
-        return ()
-    return tuple(walk(parse(data)))
+def manifest_slots(item: Slot, data: bytes) -> list[Slot]:
+    """Return the payloads that a manifest refers to; none for any other payload."""
+    return refs_in(parse(data)) if item.encoding == "manifest" else []
+
+
+def refs_in(item: Any) -> list[Slot]:
+    """Return the slots of a record that do not stand inline; those that do are only checked."""
+    found: list[Slot] = []
+    _gather(item, found)
+    return found
+
+
+_NESTED = frozenset({dict, list})
+
+
+def _gather(item: Any, found: list[Slot]) -> None:
+    parts = item
+    if type(item) is dict:
+        if "$v" in item:
+            _inline_bytes(item, _described(item)[0])
+            return
+        if "$ref" in item:
+            found.append(from_record(item))
+            return
+        parts = item.values()
+    elif type(item) is not list:
+        return
+    for part in parts:
+        if type(part) in _NESTED:
+            _gather(part, found)
 
 
 def check_bytes(item: Slot, data: bytes) -> bytes:

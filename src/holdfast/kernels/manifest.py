@@ -78,7 +78,7 @@ class Chunks:
         self.stored = {}
         self._variables = {}
         if manifest is not None:
-            self.stored = {slot.id: slot.size for slot in payloads.walk(dict(manifest))}
+            self.stored = {slot.id: slot.size for slot in payloads.refs_in(dict(manifest))}
 
     def _variable(self, raw: bytes, used: dict[str, bytes]) -> _Recorded:
         recorded = self._variables.get(raw)

@@ -17,7 +17,7 @@ from msgspec import structs
 
 from holdfast.core.errors import KernelError
 from holdfast.core.facts import EvalAdded, Fact, LeafCalled, VarsCheckpointed
-from holdfast.core.payloads import Slot, manifest, slot, slot_of_bytes, walk
+from holdfast.core.payloads import Slot, manifest, refs_in, slot, slot_of_bytes
 from holdfast.kernels.cells import extract
 from holdfast.kernels.observation import nudge, observe, observe_cell, observe_death
 from holdfast.kernels.port import (
@@ -217,7 +217,7 @@ def checkpoint_slots(checkpoint: Checkpoint) -> tuple[Slot, list[Slot]]:
     if checkpoint.chunks:
         chunks = [
             structs.replace(item, data=checkpoint.chunks[item.id])
-            for item in walk(checkpoint.manifest)
+            for item in refs_in(checkpoint.manifest)
             if item.id in checkpoint.chunks
         ]
     return manifest(checkpoint.manifest, "vars"), chunks

@@ -522,8 +522,7 @@ class MemorySessionStore:
                 raise rows.foreign_error(log.state.session, item.id)
             else:
                 adopted.add(item.id)
-            inner = manifest_slots(item, self.bank.payloads[tenant, item.id].data)
-            queue.extend(part for part in inner if not part.inline)
+            queue.extend(manifest_slots(item, self.bank.payloads[tenant, item.id].data))
         log.refs |= adopted
 
     def _store(self, log: _Log, batch: Batch) -> None:

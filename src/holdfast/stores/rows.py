@@ -261,7 +261,7 @@ def slots_with_inner(
                 raise Corruption(f"the import lacks payload {item.id!r}", payload=item.id)
             live[key] = item
             for part in manifest_slots(item, check_bytes(item, payloads[item.id])):
-                mark = None if part.inline else marks.get(part.id)
+                mark = marks.get(part.id)
                 queue.append(part if mark is None else structs.replace(part, erased=Erased(*mark)))
     return [*gone.values(), *live.values()]
 

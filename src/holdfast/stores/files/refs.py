@@ -134,7 +134,7 @@ def closure(
         if item.encoding == "manifest":
             try:
                 data = read(item.id)
-                parts = () if data is None else manifest_slots(item, data)
+                parts = [] if data is None else manifest_slots(item, data)
             except (Corruption, InvalidRef, InvalidId):
                 # Damaged: what it referred to is out of reach, and verify names it.
                 continue

@@ -206,7 +206,7 @@ def prove(
         data = blobs.get(tenant, item.id) if _may_take(files, tenant, source, item.id) else None
         if data is None:
             raise rows.foreign_error(files.id, item.id)
-        inner = [part for part in manifest_slots(item, data) if not part.inline]
+        inner = manifest_slots(item, data)
         if foreign is not None and inner:
             foreign |= files.foreign(part.id for part in inner)
         queue.extend(inner)

@@ -149,7 +149,7 @@ def prove(
         _refer(cursor, found.key, row.key, used=True)
         if item.encoding == "manifest":
             data = data_of(cursor, blobs, row, item.id, found)
-            queue.extend(part for part in manifest_slots(item, data) if not part.inline)
+            queue.extend(manifest_slots(item, data))
 
 
 def _may_adopt(
@@ -226,8 +226,7 @@ def closure(
                 raise rows.missing_error(row.id, item.id)
             continue
         data = check_bytes(item, data_of(cursor, blobs, row, item.id, found))
-        parts = manifest_slots(item, data)
-        queue.extend(part for part in parts if not part.inline and part.erased is None)
+        queue.extend(part for part in manifest_slots(item, data) if part.erased is None)
     return met
 
 
