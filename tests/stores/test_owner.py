@@ -12,6 +12,7 @@ import pytest
 
 from holdfast.core.errors import HandleForked
 from holdfast.stores.owner import Owner, boot_id, process_start, ticks
+from holdfast.stores.port import HEARTBEAT_SECONDS
 
 
 @pytest.fixture
@@ -67,6 +68,15 @@ def test_another_process_with_the_same_pid_is_not_the_owner(owner):
 def test_a_process_in_another_namespace_is_judged_by_the_clock_alone(owner):
     sign = replace(owner.heartbeat(), namespace="pid:[1]", pid=2**22 + 1)
     assert sign.is_alive()
+
+
+def test_a_stored_heartbeat_is_fresh_for_half_of_the_time_to_the_next(owner):
+    assert not owner.is_fresh()
+    sign = owner.heartbeat()
+    owner.stored(sign)
+    assert owner.is_fresh()
+    owner.stored(replace(sign, ticks=sign.ticks - HEARTBEAT_SECONDS / 2))
+    assert not owner.is_fresh()
 
 
 def test_this_boot_has_an_id():

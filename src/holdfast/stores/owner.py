@@ -74,6 +74,7 @@ class Owner:
         self._pid = os.getpid()
         self._place = (socket.gethostname(), boot_id(), pid_namespace())
         self._started = process_start(self._pid) or ""
+        self._stored_at = float("-inf")
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -96,10 +97,18 @@ class Owner:
             seconds=self._seconds,
         )
 
+    def stored(self, sign: Heartbeat) -> None:
+        """Note that a sign of life is stored."""
+        self._stored_at = sign.ticks
+
+    def is_fresh(self) -> bool:
+        """Tell whether one was stored so lately that taking a lease needs none of its own."""
+        return ticks() - self._stored_at < self._interval / 2
+
     def start(self) -> None:
         """Begin to renew the heartbeat; harmless when it is running already.
 
-        The caller has stored a first heartbeat itself, in the transaction that takes the lease.
+        The caller has stored a heartbeat itself, in the transaction that takes the lease or lately.
         """
         if self._thread is None:
             self._thread = threading.Thread(target=self._beat, name="holdfast-owner", daemon=True)

@@ -87,10 +87,15 @@ def stored(row: SessionRow, items: Iterable[Slot], *, used: bool) -> list[tuple[
 def insert(cursor: apsw.Cursor, payload: tuple[Any, ...]) -> None:
     """Add a payload's row where it is new, and say that its session may read it."""
     cursor.execute(SQL["insert_payload"], payload)
-    if not cursor.connection.changes():
-        tenant_key, digest, _, at, _, session, used = payload
-        key: Any = cursor.execute(SQL["touch_payload"], (at, tenant_key, digest)).get
-        _refer(cursor, key, session, used=used)
+    if cursor.connection.changes():
+        return
+    tenant_key, digest, _, at, _, session, used = payload
+    found: Any = cursor.execute(SQL["find_payload"], (session, tenant_key, digest)).fetchone()
+    known = Found._make(found)
+    if not used:
+        cursor.execute(SQL["touch_payload"], (at, known.key))  # gc is not to take it for old
+    if known.used is None or known.used < used:
+        _refer(cursor, known.key, session, used=used)
 
 
 def _refer(cursor: apsw.Cursor, key: int, session: int, *, used: bool) -> None:

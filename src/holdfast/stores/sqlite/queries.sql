@@ -160,7 +160,7 @@ INSERT INTO payloads (tenant, id, size, at, data, session, used) VALUES (?, ?, ?
 ON CONFLICT DO NOTHING
 
 -- name: touch_payload
-UPDATE payloads SET at = ? WHERE tenant = ? AND id = ? RETURNING key
+UPDATE payloads SET at = ? WHERE key = ?
 
 -- name: heal_payload
 UPDATE payloads SET size = ?, data = ? WHERE key = ?

@@ -220,10 +220,12 @@ class SqliteSessionStore(SqliteReading):
     async def acquire(self, session_id: str, *, takeover: bool = False) -> Lease:
         """Take the right to drive a session."""
         self._check(session_id)
+        sign = None if self._owner.is_fresh() else self._owner.heartbeat()
 
         def work(cursor: apsw.Cursor) -> Lease:
             row = sessions.find(cursor, session_id)
-            leases.beat(cursor, self._owner.heartbeat())
+            if sign is not None:
+                leases.beat(cursor, sign)
             # A lease of ours that was never handed out is left from a commit that seemed to fail.
             lost = row.owner == self.owner and row.epoch != self._held.get(session_id)
             if not lost:
@@ -236,7 +238,12 @@ class SqliteSessionStore(SqliteReading):
             inbox = leases.waiting(cursor, row)
             return Lease(session_id, self.owner, row.epoch + 1, row.seq, inbox)
 
-        job = Job(work, session_id, lambda _: self._owner.start())
+        def taken(_: Lease) -> None:
+            if sign is not None:
+                self._owner.stored(sign)
+            self._owner.start()
+
+        job = Job(work, session_id, taken)
         try:
             return await self._writer.run(job)
         except StoreFailed:
@@ -380,6 +387,7 @@ class SqliteSessionStore(SqliteReading):
     def _beat(self, sign: Heartbeat) -> None:
         if self._held:
             self._writer.run_blocking(Job(lambda cursor: leases.beat(cursor, sign)))
+            self._owner.stored(sign)
 
     def _truncate(self, _: Any) -> None:
         self._database.truncate_log(self._connection)
