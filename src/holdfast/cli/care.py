@@ -47,6 +47,7 @@ def _report(report: VerifyReport) -> dict[str, Any]:
         "events": report.events,
         "payloads": report.payloads,
         "erased": report.erased,
+        "expired": report.expired,
         "head": report.head,
         "digest": report.digest,
         "problems": [
@@ -63,9 +64,10 @@ def _report(report: VerifyReport) -> dict[str, Any]:
 
 def _report_lines(report: VerifyReport) -> list[str]:
     state = "ok" if report.ok else f"{len(report.problems)} problems"
-    erased = f", {report.erased} erased" if report.erased else ""
+    gone = f", {report.erased} erased" if report.erased else ""
+    gone += f", {report.expired} expired" if report.expired else ""
     lines = [
-        f"{report.session}: {state} ({report.events} events, {report.payloads} payloads{erased})"
+        f"{report.session}: {state} ({report.events} events, {report.payloads} payloads{gone})"
     ]
     for problem in report.problems:
         lines.append(f"  {problem.kind} at event {problem.seq}: {one_line(problem.message, 160)}")

@@ -212,7 +212,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class VerifyReport:
-    """What verify found. Erased values are said apart from missing ones."""
+    """What verify found. Erased and expired values are said apart from missing ones."""
 
     session: str
     events: int
@@ -221,6 +221,7 @@ class VerifyReport:
     problems: tuple[Problem, ...]
     head: str | None = None
     digest: str | None = None
+    expired: int = 0
 
     @property
     def ok(self) -> bool:
@@ -400,7 +401,8 @@ class SessionStore(Protocol):
         """Erase one value from a session, inline or not; return how many places held it.
 
         The tombstone (time and rule) stays where the value stood and digests still verify. The
-        bytes go when no other session refers to them. Erasing again returns 0.
+        bytes go when no other session refers to them. Erasing again returns 0. What goes because
+        its time is up is erased by the rule `expired`, or one that begins with `expired:`.
         """
         ...
 

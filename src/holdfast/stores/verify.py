@@ -55,11 +55,16 @@ async def verify(store: SessionStore, session_id: str) -> VerifyReport:
         session=session_id,
         events=run.events,
         payloads=len(run.checked),
-        erased=len(run.erased),
+        erased=sum(not _is_expiry(rule) for rule in run.erased.values()),
+        expired=sum(map(_is_expiry, run.erased.values())),
         problems=tuple(run.problems),
         head=None if run.state is None else run.state.head,
         digest=run.digest,
     )
+
+
+def _is_expiry(rule: str) -> bool:
+    return rule.partition(":")[0] == "expired"
 
 
 async def _last(store: SessionStore, session_id: str) -> int:
@@ -111,7 +116,8 @@ class _Verification:
         self.seq = 0
         self.events = 0
         self.checked: set[str] = set()
-        self.erased: set[str] = set()
+        self.erased: dict[str, str] = {}
+        """What is erased, and by which rule."""
         self.marked: dict[str, int] = {}
         self.live: set[str] = set()
         self.problems: list[Problem] = []
@@ -228,7 +234,7 @@ class _Verification:
             if item.inline and item.erased is None:
                 continue
             if item.erased is not None:
-                self.erased.add(item.id)
+                self.erased[item.id] = item.erased.rule
                 continue
             if item.id in self.checked or item.id in self.erased:
                 continue
@@ -239,7 +245,7 @@ class _Verification:
             except PayloadNotFound as error:
                 if "erased_at" in error.details:
                     self.checked.discard(item.id)
-                    self.erased.add(item.id)
+                    self.erased[item.id] = error.details["rule"]
                 else:
                     self._bad_payload("dangling", error, item, seq)
             except InvalidRef as error:

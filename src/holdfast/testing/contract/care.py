@@ -155,6 +155,17 @@ class EraseContract(ContractPlace):
         events = await all_events(await place.reopen(store), "s-1")
         assert (item.data or b"").decode() not in str([event.data for event in events])
 
+    async def test_what_expired_is_told_from_what_was_erased_and_from_what_is_missing(
+        self, store: SessionStore
+    ) -> None:
+        driver = await drive(store)
+        for item, rule in ((TINY, "privacy"), (BIG, "expired"), (HUGE, "expired:30-days")):
+            await driver.say(item)
+            await store.erase("s-1", item.id, rule)
+        report = await verify(store, "s-1")
+        assert (report.problems, report.erased, report.expired) == ((), 1, 2)
+        assert report.digest == driver.state.digest
+
     async def test_a_part_of_a_manifest_can_be_erased(self, store: SessionStore) -> None:
         driver = await drive(store)
         names = manifest({"x": to_record(BIG)}, "vars")
