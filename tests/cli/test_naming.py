@@ -8,7 +8,7 @@ from holdfast.cli.naming import AmbiguousSession, find_session
 from holdfast.core.errors import SessionDeleted, SessionNotFound
 from holdfast.core.facts import SessionStarted
 from holdfast.core.ids import friendly_name
-from holdfast.stores.memory import MemorySessionStore
+from holdfast.stores.memory.store import MemorySessionStore
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 import holdfast
 from holdfast.models.port import ModelRequest
 from holdfast.models.scripted import ScriptedModel
-from holdfast.stores.memory import MemorySessionStore
+from holdfast.stores.memory.store import MemorySessionStore
 from holdfast.stores.port import SessionStore
 
 

@@ -18,7 +18,8 @@ import holdfast
 from holdfast.core.errors import LeaseHeld
 from holdfast.models.port import ModelRequest
 from holdfast.models.scripted import ScriptedModel
-from holdfast.stores.memory import MemoryBank, MemorySessionStore
+from holdfast.stores.memory.bank import MemoryBank
+from holdfast.stores.memory.store import MemorySessionStore
 from holdfast.stores.port import Appended, InboxItem, SessionStore
 from holdfast.stores.verify import verify
 

@@ -16,7 +16,7 @@ from holdfast.core.errors import StoreFailed
 from holdfast.models.errors import KINDS, ModelTimeout, ProviderError
 from holdfast.models.port import ModelRequest
 from holdfast.models.scripted import ScriptedModel
-from holdfast.stores.memory import MemorySessionStore
+from holdfast.stores.memory.store import MemorySessionStore
 from holdfast.stores.verify import verify
 
 from .conftest import Lab, cell, replies

@@ -16,7 +16,7 @@ import holdfast
 from holdfast.core.facts import TurnPut
 from holdfast.models.port import ModelRequest
 from holdfast.models.scripted import ScriptedModel
-from holdfast.stores.memory import MemorySessionStore
+from holdfast.stores.memory.store import MemorySessionStore
 from holdfast.stores.port import SessionStore
 from holdfast.stores.verify import verify
 

@@ -15,7 +15,7 @@ import pytest
 
 import holdfast
 from holdfast.core.errors import NothingWritten, OutcomeUnknown, StoreFailed
-from holdfast.stores.memory import MemorySessionStore
+from holdfast.stores.memory.store import MemorySessionStore
 from holdfast.stores.verify import verify
 
 from .children import workload

@@ -13,7 +13,7 @@ from holdfast.core.messages import assistant
 from holdfast.core.payloads import slot
 from holdfast.models.port import ModelReply, Usage
 from holdfast.runtime.settings import resolve
-from holdfast.stores.memory import MemorySessionStore
+from holdfast.stores.memory.store import MemorySessionStore
 
 from .conftest import Lab, cell, replies
 

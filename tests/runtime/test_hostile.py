@@ -17,7 +17,8 @@ from holdfast.core.errors import InvalidId, InvalidInput, InvalidRef, Unsupporte
 from holdfast.models.port import ModelRequest
 from holdfast.models.scripted import ScriptedModel
 from holdfast.runtime import blueprint
-from holdfast.stores.memory import MemoryBank, MemorySessionStore
+from holdfast.stores.memory.bank import MemoryBank
+from holdfast.stores.memory.store import MemorySessionStore
 from holdfast.stores.verify import verify
 
 from .conftest import Lab, cell, replies

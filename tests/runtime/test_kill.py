@@ -18,7 +18,7 @@ import pytest
 import holdfast
 from holdfast.core.facts import LeafCalled, TurnPut
 from holdfast.runtime.journal import hydrate
-from holdfast.stores.memory import MemorySessionStore
+from holdfast.stores.memory.store import MemorySessionStore
 from holdfast.stores.port import SessionStore
 from holdfast.stores.verify import verify
 

@@ -12,7 +12,7 @@ from holdfast.core.facts import StepPut
 from holdfast.models.port import ModelRequest
 from holdfast.models.scripted import ScriptedModel
 from holdfast.runtime.runtime import REPLIES_AT_ONCE
-from holdfast.stores.memory import MemorySessionStore
+from holdfast.stores.memory.store import MemorySessionStore
 from holdfast.stores.port import Appended
 
 from .conftest import cell

@@ -14,7 +14,7 @@ from holdfast.core.errors import (
     SessionBusy,
 )
 from holdfast.kernels.surfaces import Surface, SurfaceFunction
-from holdfast.stores.memory import MemorySessionStore
+from holdfast.stores.memory.store import MemorySessionStore
 from holdfast.stores.verify import verify
 
 from .conftest import Lab, cell, replies

@@ -9,7 +9,7 @@ from holdfast.core.errors import AgentMissing
 from holdfast.kernels.cpython import CpythonKernel
 from holdfast.kernels.surfaces import Surface, SurfaceFunction
 from holdfast.runtime.surface_calls import call_id_of_this_call
-from holdfast.stores.memory import MemorySessionStore
+from holdfast.stores.memory.store import MemorySessionStore
 from holdfast.stores.verify import verify
 
 from .conftest import Lab, cell, replies

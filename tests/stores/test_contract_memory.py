@@ -10,7 +10,8 @@ import pytest
 from holdfast.core.errors import Corruption, HandleForked, LeaseHeld
 from holdfast.core.facts import SessionStarted
 from holdfast.core.payloads import Slot, slot
-from holdfast.stores.memory import MemoryBank, MemorySessionStore
+from holdfast.stores.memory.bank import MemoryBank
+from holdfast.stores.memory.store import MemorySessionStore
 from holdfast.stores.port import InboxDraft, Transient
 from holdfast.testing.driver import drive
 from holdfast.testing.store_contract import StoreContract

@@ -7,7 +7,7 @@ from holdfast.core import facts
 from holdfast.core.errors import Corruption, ImportConflict, LeaseHeld, PayloadNotFound
 from holdfast.core.payloads import manifest, slot, to_record
 from holdfast.stores.files.store import FilesSessionStore
-from holdfast.stores.memory import MemorySessionStore
+from holdfast.stores.memory.store import MemorySessionStore
 from holdfast.stores.port import InboxDraft
 from holdfast.stores.portable import export_sessions, import_sessions
 from holdfast.stores.verify import verify

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from holdfast.stores.files.store import FilesSessionStore
-from holdfast.stores.memory import MemoryBank, MemorySessionStore
+from holdfast.stores.memory.bank import MemoryBank
+from holdfast.stores.memory.store import MemorySessionStore
 from holdfast.stores.sqlite.store import SqliteSessionStore
 from holdfast.testing.store_machine import StoreMachine
 

@@ -18,7 +18,7 @@ from holdfast.core.errors import (
 from holdfast.core.facts import SessionStarted
 from holdfast.core.payloads import slot
 from holdfast.stores.files.store import FilesSessionStore
-from holdfast.stores.memory import MemorySessionStore
+from holdfast.stores.memory.store import MemorySessionStore
 from holdfast.stores.port import InboxDraft
 from holdfast.stores.sqlite.store import SqliteSessionStore
 from holdfast.stores.verify import verify

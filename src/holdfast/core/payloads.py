@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -213,6 +213,37 @@ def digest_form(item: Any) -> Any:
 def manifest_slots(item: Slot, data: bytes) -> list[Slot]:
     """Return the payloads that a manifest refers to; none for any other payload."""
     return refs_in(parse(data)) if item.encoding == "manifest" else []
+
+
+class Reach:
+    """The payloads that slots lead to, each once, as far as the manifests among them are followed.
+
+    One that is erased is told, but leads nowhere. Equal bytes may stand as a manifest and as a
+    user's text beside it: those are two, and only the manifest says what it refers to.
+    """
+
+    def __init__(self, slots: Iterable[Slot] = ()) -> None:
+        self._queue = list(slots)
+        self._met: set[tuple[str, bool, bool]] = set()
+
+    def add(self, slots: Iterable[Slot]) -> None:
+        """Begin from more slots."""
+        self._queue += slots
+
+    def __iter__(self) -> Iterator[Slot]:
+        """Yield what is reached and was not yet; what `follow` adds comes too."""
+        while self._queue:
+            item = self._queue.pop()
+            key = (item.id, item.encoding == "manifest", item.erased is None)
+            if key not in self._met and (item.erased is not None or not item.inline):
+                self._met.add(key)
+                yield item
+
+    def follow(self, item: Slot, data: bytes) -> list[Slot]:
+        """Go on to what a payload refers to, where it is a manifest, and return that."""
+        parts = manifest_slots(item, data)
+        self._queue += parts
+        return parts
 
 
 def refs_in(item: Any) -> list[Slot]:

@@ -51,7 +51,7 @@ async def open_store(
     kind, _, place = url.partition(":")
     # Only the store that is used is loaded: a listing should not wait for the others.
     if kind == "memory":
-        from holdfast.stores.memory import MemorySessionStore
+        from holdfast.stores.memory.store import MemorySessionStore
 
         return MemorySessionStore()
     path = Path(place)

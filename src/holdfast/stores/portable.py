@@ -30,7 +30,7 @@ from holdfast.core.errors import (
 )
 from holdfast.core.events import Event, event_from_record, event_to_line, now
 from holdfast.core.ids import check_content_id, check_id
-from holdfast.core.payloads import Slot, check_bytes, erased_mark, manifest_slots, walk
+from holdfast.core.payloads import Reach, Slot, check_bytes, erased_mark, walk
 from holdfast.core.records import Record, canonical, parse
 from holdfast.core.state import State, empty
 from holdfast.stores.port import ImportOutcome, SessionStore
@@ -99,25 +99,22 @@ _Item = tuple[Record, bytes | None]
 
 async def _session_records(store: SessionStore, session_id: str) -> AsyncIterator[_Item]:
     yield {"session": session_id}, None
-    after, seen = 0, set[tuple[str, bool]]()
+    after, reach = 0, Reach()
     while page := await store.read_events(session_id, after=after, limit=PAGE_EVENTS):
         for event in page:
-            async for record in _payload_records(store, session_id, event, seen):
+            reach.add(walk(event.data))
+            async for record in _payload_records(store, session_id, reach):
                 yield record
             yield {"event": parse(event_to_line(event))}, None
         after = page[-1].seq
 
 
 async def _payload_records(
-    store: SessionStore, session_id: str, event: Event, seen: set[tuple[str, bool]]
+    store: SessionStore, session_id: str, reach: Reach
 ) -> AsyncIterator[_Item]:
-    queue: list[Slot] = list(walk(event.data))
-    while queue:
-        item = queue.pop()
-        key = (item.id, item.encoding == "manifest")
-        if item.inline or item.erased is not None or key in seen:
+    for item in reach:
+        if item.erased is not None:
             continue
-        seen.add(key)
         try:
             data = await store.get_payload(session_id, item.id)
         except PayloadNotFound as error:
@@ -127,7 +124,7 @@ async def _payload_records(
             yield {"erased": mark, "payload": item.id}, None
             continue
         yield {"payload": item.id}, data
-        queue.extend(manifest_slots(item, data))
+        reach.follow(item, data)
 
 
 @dataclass(slots=True)

@@ -33,12 +33,12 @@ from holdfast.core.events import Event
 from holdfast.core.ids import check_key, friendly_name
 from holdfast.core.payloads import (
     Erased,
+    Reach,
     Slot,
     check_bytes,
     digest_form,
     from_record,
     is_slot,
-    manifest_slots,
     to_record,
     walk,
 )
@@ -249,21 +249,21 @@ def slots_with_inner(
     """
     marks = erased or {}
     gone: dict[str, Slot] = {}
-    live: dict[tuple[str, bool], Slot] = {}
-    queue = [item for event in events for item in walk(event.data)]
-    while queue:
-        item = queue.pop()
-        key = (item.id, item.encoding == "manifest")
+    live: list[Slot] = []
+    slots = [item for event in events for item in walk(event.data)]
+    said = {item.id for item in slots if item.erased is None}
+    reach = Reach(slots)
+    for item in reach:
         if item.erased is not None:
             gone[item.id] = item
-        elif not item.inline and key not in live:
-            if item.id not in payloads:
-                raise Corruption(f"the import lacks payload {item.id!r}", payload=item.id)
-            live[key] = item
-            for part in manifest_slots(item, check_bytes(item, payloads[item.id])):
-                mark = marks.get(part.id)
-                queue.append(part if mark is None else structs.replace(part, erased=Erased(*mark)))
-    return [*gone.values(), *live.values()]
+        elif item.id in marks and item.id not in said:
+            gone[item.id] = structs.replace(item, erased=Erased(*marks[item.id]))
+        elif item.id not in payloads:
+            raise Corruption(f"the import lacks payload {item.id!r}", payload=item.id)
+        else:
+            live.append(item)
+            reach.follow(item, check_bytes(item, payloads[item.id]))
+    return [*gone.values(), *live]
 
 
 def has_open_work(state: State) -> bool:

@@ -10,7 +10,7 @@ judged; it repairs nothing.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import fields
 
 from holdfast.core import replay
@@ -24,7 +24,7 @@ from holdfast.core.errors import (
 )
 from holdfast.core.events import Event, check_digest
 from holdfast.core.fold import apply
-from holdfast.core.payloads import Slot, manifest_slots, walk
+from holdfast.core.payloads import Reach, Slot, walk
 from holdfast.core.state import State, empty
 from holdfast.stores import rows
 from holdfast.stores.port import Problem, SessionInfo, SessionStore, VerifyReport
@@ -115,6 +115,7 @@ class _Verification:
         self.digest: str | None = self.state.digest if self.state else None
         self.seq = 0
         self.events = 0
+        self.reach = Reach()
         self.checked: set[str] = set()
         self.erased: dict[str, str] = {}
         """What is erased, and by which rule."""
@@ -155,7 +156,7 @@ class _Verification:
                 self.live.add(item.id)
             else:
                 self.marked[item.id] = event.seq
-            await self._payload(item, event.seq)
+        await self._payloads(slots, event.seq)
 
     def _fold(self, event: Event) -> None:
         if self.state is None:
@@ -213,7 +214,7 @@ class _Verification:
             if item.consumed_seq is not None and not 0 < item.consumed_seq <= self.seq:
                 self.wrong("inbox", f"item {item.key!r} was consumed by no event of this log")
             if item.content is not None:
-                await self._payload(item.content, item.consumed_seq)
+                await self._payloads([item.content], item.consumed_seq)
 
     async def check_tombstones(self) -> None:
         """Find values that look erased although nobody erased them."""
@@ -227,21 +228,17 @@ class _Verification:
                 message = f"payload {payload_id!r} is marked as erased, but no erasure is recorded"
                 self.problems.append(Problem(self.session, "erased", message, seq, payload_id))
 
-    async def _payload(self, first: Slot, seq: int | None) -> None:
-        queue = [first]
-        while queue:
-            item = queue.pop()
-            if item.inline and item.erased is None:
-                continue
+    async def _payloads(self, slots: Sequence[Slot], seq: int | None) -> None:
+        self.reach.add(slots)
+        for item in self.reach:
             if item.erased is not None:
                 self.erased[item.id] = item.erased.rule
                 continue
-            if item.id in self.checked or item.id in self.erased:
+            if item.id in self.erased:
                 continue
             self.checked.add(item.id)
             try:
-                data = await self.store.get_payload(self.session, item.id)
-                queue.extend(manifest_slots(item, data))
+                self.reach.follow(item, await self.store.get_payload(self.session, item.id))
             except PayloadNotFound as error:
                 if "erased_at" in error.details:
                     self.checked.discard(item.id)

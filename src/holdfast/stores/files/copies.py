@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from holdfast.core.errors import Corruption, SessionDeleted
 from holdfast.core.events import Event, now
 from holdfast.core.fold import fold
-from holdfast.core.payloads import Slot, check_bytes, manifest_slots, walk
+from holdfast.core.payloads import Reach, Slot, check_bytes, walk
 from holdfast.core.records import canonical
 from holdfast.core.state import empty
 from holdfast.stores import rows
@@ -178,17 +178,12 @@ def _heal_payloads(
     gone: Marks,
 ) -> None:
     """Put the copy's payloads where those that the stored log refers to are missing or damaged."""
-    seen: set[str] = set()
-    queue: list[Slot] = [item for event in events for item in walk(event.data)]
-    while queue:
-        item = queue.pop()
-        if item.inline or item.erased is not None or item.id in seen or item.id in gone:
-            continue
-        seen.add(item.id)
-        if item.id in payloads:
+    reach = Reach(item for event in events for item in walk(event.data))
+    for item in reach:
+        if item.erased is None and item.id not in gone and item.id in payloads:
             data = check_bytes(item, payloads[item.id])
             files.place.blobs.put(tenant, item.id, data)
-            queue.extend(manifest_slots(item, data))
+            reach.follow(item, data)
 
 
 def _bytes(files: SessionFiles, line: Line) -> bytes:

@@ -16,7 +16,7 @@ from holdfast.blobs.disk import Disk
 from holdfast.core.errors import Corruption, InvalidId, InvalidRef
 from holdfast.core.events import Event
 from holdfast.core.ids import check_content_id
-from holdfast.core.payloads import Slot, manifest_slots, walk
+from holdfast.core.payloads import Reach, Slot, walk
 from holdfast.stores.files.inbox_file import InboxFile
 from holdfast.stores.files.lines import BatchLine, Header
 from holdfast.stores.files.log_file import LogFile
@@ -37,6 +37,7 @@ class Refs:
         self._read = read
         self._guard = threading.Lock()
         self._known: set[str] = set()
+        self._opened: set[str] = set()
         self._rewrites = -1
         self._erased: set[str] = set()
         self._low = self._high = 0
@@ -72,19 +73,18 @@ class Refs:
                 return
             self._begin(header)
             for item in (slot for event in events for slot in walk(event.data)):
-                if item.inline or item.erased is not None or item.id in self._known:
+                if item.inline or item.erased is not None or item.id in self._erased:
                     continue
-                if item.id in self._erased:
-                    continue
-                if item.encoding == "manifest":
-                    self._manifests.append(item)
-                else:
+                if item.encoding != "manifest":
                     self._known.add(item.id)
+                elif item.id not in self._opened:
+                    self._manifests.append(item)
 
     def _begin(self, header: Header) -> None:
         """Forget what was learned from a file that was replaced since."""
         if header.rewrites != self._rewrites:
             self._known.clear()
+            self._opened.clear()
             self._manifests.clear()
             self._rewrites = header.rewrites
             self._erased = set(header.erased)
@@ -111,34 +111,34 @@ class Refs:
         self._known.update(batch.restores)
 
     def _learn(self, slots: Iterable[Slot]) -> None:
-        self._known |= closure(slots, self._read, self._erased, self._known)
+        self._known |= closure(slots, self._read, self._erased, self._opened)
 
 
 def closure(
-    slots: Iterable[Slot], read: ReadBlob, erased: Collection[str], known: Collection[str] = ()
+    slots: Iterable[Slot], read: ReadBlob, erased: Collection[str], opened: set[str] | None = None
 ) -> set[str]:
-    """Return the payloads that slots refer to, manifests followed, without those known already.
+    """Return the payloads that slots refer to, but for what manifests say that were `opened`.
 
     What was erased does not count, whatever a slot says: a manifest is not rewritten when a part
-    of it is erased.
+    of it is erased. Those that are opened here are added to the others.
     """
+    opened = set() if opened is None else opened
     met: set[str] = set()
-    queue = list(slots)
-    while queue:
-        item = queue.pop()
-        if item.inline or item.erased is not None or item.id in erased:
+    reach = Reach(slots)
+    for item in reach:
+        if item.erased is not None or item.id in erased:
             continue
-        if item.id in known or item.id in met:
-            continue
-        met.add(item.id)
-        if item.encoding == "manifest":
+        if item.encoding != "manifest":
+            met.add(item.id)
+        elif item.id not in opened:
+            met.add(item.id)
+            opened.add(item.id)
             try:
                 data = read(item.id)
-                parts = [] if data is None else manifest_slots(item, data)
+                if data is not None:
+                    reach.follow(item, data)
             except (Corruption, InvalidRef, InvalidId):
-                # Damaged: what it referred to is out of reach, and verify names it.
-                continue
-            queue.extend(parts)
+                pass  # damaged: what it referred to is out of reach, and verify names it
     return met
 
 

@@ -21,7 +21,7 @@ from holdfast.core.facts import Fact, SessionStarted
 from holdfast.core.heads import EdgeDraft, HeadDraft
 from holdfast.core.ids import check_key
 from holdfast.core.log import Batch, extend
-from holdfast.core.payloads import Slot, check_bytes, manifest_slots
+from holdfast.core.payloads import Reach, Slot, check_bytes
 from holdfast.core.state import State, empty
 from holdfast.stores import rows
 from holdfast.stores.files import derived
@@ -185,15 +185,15 @@ def prove(
     """
     if not batch.refs:
         return ()
-    queue = [item for item in batch.refs.values() if item.id not in batch.payloads]
+    bare = [item for item in batch.refs.values() if item.id not in batch.payloads]
     exists = batch.events[0].seq > 1
     erased = files.log.header().erased if exists else {}
-    foreign = files.foreign(item.id for item in queue) if exists else None
+    foreign = files.foreign(item.id for item in bare) if exists else None
     blobs = files.place.blobs
     seen: set[str] = set()
-    while queue:
-        item = queue.pop()
-        if item.id in seen or item.id in batch.payloads:
+    reach = Reach(bare)
+    for item in reach:
+        if item.erased is not None or item.id in batch.payloads:
             continue
         seen.add(item.id)
         if foreign is not None and item.id not in foreign and blobs.has(tenant, item.id):
@@ -206,10 +206,9 @@ def prove(
         data = blobs.get(tenant, item.id) if _may_take(files, tenant, source, item.id) else None
         if data is None:
             raise rows.foreign_error(files.id, item.id)
-        inner = manifest_slots(item, data)
+        inner = reach.follow(item, data)
         if foreign is not None and inner:
             foreign |= files.foreign(part.id for part in inner)
-        queue.extend(inner)
     return tuple(sorted(erased.keys() & (seen | batch.refs.keys())))
 
 

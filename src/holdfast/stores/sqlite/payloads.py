@@ -18,7 +18,7 @@ import apsw
 from holdfast.blobs.port import BlobStore
 from holdfast.core.errors import HoldfastError
 from holdfast.core.log import Batch
-from holdfast.core.payloads import Slot, check_bytes, manifest_slots
+from holdfast.core.payloads import Reach, Slot, check_bytes
 from holdfast.stores import rows
 from holdfast.stores.port import ROW_PAYLOAD_BYTES
 from holdfast.stores.sqlite.database import SQL
@@ -137,9 +137,10 @@ def prove(
     cursor: apsw.Cursor, blobs: BlobStore, row: SessionRow, batch: Batch, source: SessionRow | None
 ) -> None:
     """Check that every payload referred to without bytes is here and may be referred to."""
-    queue = [item for item in batch.refs.values() if item.id not in batch.payloads]
-    while queue:
-        item = queue.pop()
+    reach = Reach(item for item in batch.refs.values() if item.id not in batch.payloads)
+    for item in reach:
+        if item.erased is not None:
+            continue
         found = find(cursor, row, item.id)
         if found is None or found.used is None:
             _check_not_erased(cursor, row, item.id)
@@ -153,8 +154,7 @@ def prove(
             continue  # what its manifest names was proven when it was first used
         _refer(cursor, found.key, row.key, used=True)
         if item.encoding == "manifest":
-            data = data_of(cursor, blobs, row, item.id, found)
-            queue.extend(manifest_slots(item, data))
+            reach.follow(item, data_of(cursor, blobs, row, item.id, found))
 
 
 def _may_adopt(
@@ -217,21 +217,18 @@ def closure(
 ) -> set[str]:
     """Return the payloads that slots lead to, manifests followed; Corruption where one is gone."""
     met: set[str] = set()
-    opened: set[str] = set()
-    queue = [item for item in slots if not item.inline and item.erased is None]
-    while queue:
-        item = queue.pop()
+    reach = Reach(slots)
+    for item in reach:
+        if item.erased is not None:
+            continue
         met.add(item.id)
-        if item.encoding != "manifest" or item.id in opened:
-            continue
-        opened.add(item.id)
-        found = find(cursor, row, item.id)
-        if found is None or found.used is None:
-            if _erasure(cursor, row, item.id) is None:
+        if item.encoding == "manifest":
+            found = find(cursor, row, item.id)
+            if found is not None and found.used is not None:
+                data = data_of(cursor, blobs, row, item.id, found)
+                reach.follow(item, check_bytes(item, data))
+            elif _erasure(cursor, row, item.id) is None:
                 raise rows.missing_error(row.id, item.id)
-            continue
-        data = check_bytes(item, data_of(cursor, blobs, row, item.id, found))
-        queue.extend(part for part in manifest_slots(item, data) if part.erased is None)
     return met
 
 

@@ -166,6 +166,28 @@ class EraseContract(ContractPlace):
         assert (report.problems, report.erased, report.expired) == ((), 1, 2)
         assert report.digest == driver.state.digest
 
+    @pytest.mark.parametrize("first", ["text", "manifest"])
+    async def test_a_text_that_equals_a_manifest_hides_none_of_its_parts(
+        self, place: Place, store: SessionStore, first: str
+    ) -> None:
+        driver = await drive(store)
+        names = manifest({"pad": "-" * 600, "x": to_record(BIG)}, "vars")
+        text = slot((names.data or b"").decode(), "message")
+        assert text.id == names.id
+        for kind in (first, "text", "manifest"):
+            if kind == "text":
+                await driver.say(text)
+            else:
+                await driver.append(facts.VarsCheckpointed(vars=names), payloads=[BIG])
+        for _ in range(2):
+            assert (await store.gc(grace_seconds=0)).payloads == 0
+            assert await store.get_payload("s-1", BIG.id) == BIG.data
+            report = await verify(store, "s-1")
+            assert (report.problems, report.payloads) == ((), 2)
+            store = await place.reopen(store)
+        driver = replace(driver, store=store, lease=await store.acquire("s-1"))
+        await driver.say(BIG.bare())
+
     async def test_a_part_of_a_manifest_can_be_erased(self, store: SessionStore) -> None:
         driver = await drive(store)
         names = manifest({"x": to_record(BIG)}, "vars")

@@ -10,11 +10,9 @@ from __future__ import annotations
 import asyncio
 import math
 import os
-import threading
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from msgspec import structs
 
@@ -23,18 +21,18 @@ from holdfast.core.errors import (
     PayloadNotFound,
     PositionConflict,
     SessionDeleted,
-    SessionNotFound,
 )
 from holdfast.core.events import Event, now
 from holdfast.core.facts import Fact, SessionStarted
 from holdfast.core.fold import fold
 from holdfast.core.heads import EdgeDraft, HeadDraft
 from holdfast.core.ids import check_content_id, check_id, check_key, new_owner_id
-from holdfast.core.log import Batch, extend
-from holdfast.core.payloads import Slot, check_bytes, manifest_slots, walk
+from holdfast.core.log import extend
+from holdfast.core.payloads import Slot, check_bytes
 from holdfast.core.state import State, empty
 from holdfast.stores import rows
 from holdfast.stores.feed import Feed, HintSubscription, SessionSubscription
+from holdfast.stores.memory.bank import Log, MemoryBank
 from holdfast.stores.owner import check_process
 from holdfast.stores.port import (
     GC_GRACE_SECONDS,
@@ -53,47 +51,6 @@ from holdfast.stores.port import (
     StoreFlags,
     Transient,
 )
-
-
-@dataclass(slots=True)
-class _Log:
-    """One session as it is kept."""
-
-    order: int
-    events: list[Event]
-    state: State
-    refs: set[str] = field(default_factory=set)
-    erased: dict[str, tuple[str, str]] = field(default_factory=dict)
-    inbox: dict[str, InboxItem] = field(default_factory=dict)
-    owner: str | None = None
-    epoch: int = 0
-    imported: bool = False
-
-    @property
-    def waiting(self) -> int:
-        """Return how many inbox items nobody has consumed."""
-        return sum(item.consumed_seq is None for item in self.inbox.values())
-
-
-@dataclass(slots=True)
-class _Payload:
-    data: bytes
-    put_at: float
-
-
-class MemoryBank:
-    """What memory stores hold; `clock` lets a test say when leases run out and payloads are old."""
-
-    def __init__(self, clock: Callable[[], float] | None = None) -> None:
-        self.clock = clock or time.monotonic
-        self.leases_run_out = clock is not None
-        self.lock = threading.RLock()
-        self.logs: dict[str, _Log] = {}
-        self.deleted: set[str] = set()
-        self.payloads: dict[tuple[str, str], _Payload] = {}
-        self.owners: dict[str, float] = {}
-        self.feeds: list[Feed] = []
-        self.orders = 0
 
 
 class MemorySessionStore:
@@ -139,13 +96,13 @@ class MemorySessionStore:
             if existing is not None:
                 rows.check_same_start(existing.events[0], batch.events[0])
                 return existing.state
-            source = None if adopt_from is None else self._log(adopt_from)
+            source = None if adopt_from is None else self.bank.log(adopt_from)
             self.bank.orders += 1
-            log = _Log(self.bank.orders, [], batch.state)
-            self._prove(log, started.tenant, batch, source)
-            self._store(log, batch)
+            log = Log(self.bank.orders, [], batch.state)
+            self.bank.prove(log, started.tenant, batch, source)
+            self.bank.store(log, batch)
             self.bank.logs[session_id] = log
-        self._wake(session_id, log.state.seq)
+        self.bank.wake(session_id, log.state.seq)
         return log.state
 
     async def append(
@@ -163,8 +120,9 @@ class MemorySessionStore:
     ) -> Appended:
         """Append one atomic batch."""
         with self._locked():
-            log = self._log(lease.session)
-            self._check_lease(log, lease)
+            log = self.bank.log(lease.session)
+            self.bank.check_lease(log, lease)
+            self._beat()
             if log.state.seq != after_seq:
                 raise PositionConflict(
                     f"session {lease.session!r} is at event {log.state.seq}, not {after_seq}; "
@@ -172,15 +130,15 @@ class MemorySessionStore:
                     seq=log.state.seq,
                 )
             batch = extend(log.state, facts, at=now(), head=head, edges=edges, payloads=payloads)
-            source = None if adopt_from is None else self._log(adopt_from)
-            taken = self._consumed(log, consumes, batch.state.seq)
-            self._prove(log, log.state.tenant, batch, source)
-            self._store(log, batch)
+            source = None if adopt_from is None else self.bank.log(adopt_from)
+            taken = self.bank.consumed(log, consumes, batch.state.seq)
+            self.bank.prove(log, log.state.tenant, batch, source)
+            self.bank.store(log, batch)
             log.inbox.update(taken)
             if release:
                 log.owner = None
             inbox = log.waiting if release else None
-        self._wake(lease.session, batch.state.seq)
+        self.bank.wake(lease.session, batch.state.seq)
         return Appended(batch.events, batch.state, batch.head, inbox)
 
     async def put_payload(self, session_id: str, item: Slot) -> Slot:
@@ -189,8 +147,8 @@ class MemorySessionStore:
             raise InvalidInput(f"payload {item.id!r} comes without its bytes")
         await _check(item, item.data)
         with self._locked():
-            log = self._log(session_id)
-            self._keep(log.state.tenant, item)
+            log = self.bank.log(session_id)
+            self.bank.keep(log.state.tenant, item)
             log.refs.add(item.id)
         return item.bare()
 
@@ -198,7 +156,7 @@ class MemorySessionStore:
         """Return a payload that this session refers to."""
         check_content_id(payload_id)
         with self._locked():
-            log = self._log(session_id)
+            log = self.bank.log(session_id)
             if payload_id not in log.refs:
                 if payload_id in log.erased:
                     raise rows.erased_error(payload_id, *log.erased[payload_id])
@@ -211,7 +169,7 @@ class MemorySessionStore:
     async def load_state(self, session_id: str) -> State:
         """Return the state at the tip."""
         with self._locked():
-            return self._log(session_id).state
+            return self.bank.log(session_id).state
 
     async def read_events(
         self,
@@ -226,7 +184,7 @@ class MemorySessionStore:
         """Return a page of events."""
         rows.check_page(after, before, limit)
         with self._locked():
-            events = self._log(session_id).events
+            events = self.bank.log(session_id).events
             stop = len(events) if before is None else min(before - 1, len(events))
             found = events[after:stop]
         if reverse:
@@ -238,7 +196,7 @@ class MemorySessionStore:
     async def session_info(self, session_id: str) -> SessionInfo:
         """Return one session's row of a listing."""
         with self._locked():
-            return self._info(self._log(session_id))
+            return self.bank.info(self.bank.log(session_id))
 
     async def list_sessions(
         self,
@@ -252,7 +210,7 @@ class MemorySessionStore:
         below = rows.read_cursor(cursor)
         with self._locked():
             logs = sorted(self.bank.logs.values(), key=lambda log: -log.order)
-            infos = [(log.order, self._info(log)) for log in logs if log.order < below]
+            infos = [(log.order, self.bank.info(log)) for log in logs if log.order < below]
         found = [(order, info) for order, info in infos if rows.matches(info, where)]
         page = found[:limit]
         more = rows.write_cursor(page[-1][0]) if len(found) > limit else None
@@ -264,7 +222,7 @@ class MemorySessionStore:
         if draft.content is not None and draft.content.data is not None:
             await _check(draft.content, draft.content.data)
         with self._locked():
-            log = self._log(session_id)
+            log = self.bank.log(session_id)
             stored = log.inbox.get(draft.key)
             if stored is None and draft.call_id is not None:
                 stored = next((i for i in log.inbox.values() if i.call_id == draft.call_id), None)
@@ -272,27 +230,27 @@ class MemorySessionStore:
                 return rows.same_item(stored, draft)
             item = InboxItem(session_id, draft.key, draft.kind, now(), draft.call_id, draft.content)
             if draft.content is not None and not draft.content.inline:
-                self._keep(log.state.tenant, draft.content)
+                self.bank.keep(log.state.tenant, draft.content)
                 log.refs.add(draft.content.id)
                 item = replace(item, content=draft.content.bare())
             log.inbox[draft.key] = item
             seq = log.state.seq
-        self._wake(session_id, seq)
+        self.bank.wake(session_id, seq)
         return item
 
     async def list_inbox(self, session_id: str, *, pending: bool = True) -> list[InboxItem]:
         """Return inbox items in order of arrival."""
         with self._locked():
-            items = list(self._log(session_id).inbox.values())
+            items = list(self.bank.log(session_id).inbox.values())
         return [item for item in items if not pending or item.consumed_seq is None]
 
     async def acquire(self, session_id: str, *, takeover: bool = False) -> Lease:
         """Take the right to drive a session."""
         with self._locked():
-            log = self._log(session_id)
+            log = self.bank.log(session_id)
             self._beat()
-            if log.owner is not None and self._alive(log.owner):
-                raise rows.held_error(self._lease_info(log))
+            if log.owner is not None and self.bank.is_alive(log.owner):
+                raise rows.held_error(self.bank.lease_info(log))
             if log.imported and not takeover:
                 raise rows.imported_error(session_id)
             log.imported = False
@@ -302,7 +260,7 @@ class MemorySessionStore:
     async def renew(self, lease: Lease) -> None:
         """Prove that the lease still holds."""
         with self._locked():
-            self._check_lease(self._log(lease.session), lease)
+            self.bank.check_lease(self.bank.log(lease.session), lease)
             self._beat()
 
     async def release(self, lease: Lease) -> None:
@@ -316,8 +274,8 @@ class MemorySessionStore:
     async def lease_of(self, session_id: str) -> LeaseInfo | None:
         """Return who holds the session."""
         with self._locked():
-            log = self._log(session_id)
-            return None if log.owner is None else self._lease_info(log)
+            log = self.bank.log(session_id)
+            return None if log.owner is None else self.bank.lease_info(log)
 
     def subscribe(self, session_id: str, *, after: int = 0) -> SessionSubscription:
         """Follow one session from a position."""
@@ -339,19 +297,19 @@ class MemorySessionStore:
     async def delete(self, session_id: str) -> None:
         """Delete a session that nobody drives."""
         with self._locked():
-            log = self._log(session_id)
-            if log.owner is not None and self._alive(log.owner):
-                raise rows.held_error(self._lease_info(log))
+            log = self.bank.log(session_id)
+            if log.owner is not None and self.bank.is_alive(log.owner):
+                raise rows.held_error(self.bank.lease_info(log))
             del self.bank.logs[session_id]
             self.bank.deleted.add(session_id)
-        self._wake(session_id, 0)
+        self.bank.wake(session_id, 0)
 
     async def erase(self, session_id: str, payload_id: str, rule: str) -> int:
         """Erase one value from a session."""
         check_content_id(payload_id)
         check_key(rule, "erasure rule")
         with self._locked():
-            log = self._log(session_id)
+            log = self.bank.log(session_id)
             at = now()
             places = rows.count_places(log.events, payload_id)
             contents = [item.content.id for item in log.inbox.values() if item.content is not None]
@@ -364,43 +322,28 @@ class MemorySessionStore:
             log.erased[payload_id] = (at, rule)
             log.refs.discard(payload_id)
             tenant = log.state.tenant
-            if not self._referred(tenant, payload_id):
+            if not self.bank.is_referred(tenant, payload_id):
                 self.bank.payloads.pop((tenant, payload_id), None)
         return max(places, 1)
 
     async def erased(self, session_id: str) -> dict[str, tuple[str, str]]:
         """Return the erased payload ids of a session."""
         with self._locked():
-            return dict(self._log(session_id).erased)
+            return dict(self.bank.log(session_id).erased)
 
     async def gc(
         self, *, dry_run: bool = False, grace_seconds: float = GC_GRACE_SECONDS
     ) -> GcReport:
         """Remove payloads that no session refers to."""
         with self._locked():
-            now_seconds = self.bank.clock()
-            used = {
-                (log.state.tenant, id) for log in self.bank.logs.values() for id in self._used(log)
-            }
-            orphans = {
-                key: kept
-                for key, kept in self.bank.payloads.items()
-                if key not in used and now_seconds - kept.put_at >= grace_seconds
-            }
+            orphans = self.bank.orphans(grace_seconds)
+            kept = len(self.bank.payloads) - len(orphans)
             if not dry_run:
                 for tenant, payload_id in orphans:
-                    del self.bank.payloads[tenant, payload_id]
-                    for log in self.bank.logs.values():
-                        if log.state.tenant == tenant:
-                            log.refs.discard(payload_id)
-            kept_count = len(self.bank.payloads) - (len(orphans) if dry_run else 0)
-        return GcReport(
-            len(orphans),
-            sum(len(kept.data) for kept in orphans.values()),
-            kept_count,
-            dry_run,
-            tuple(sorted(id for _, id in orphans)),
-        )
+                    self.bank.drop(tenant, payload_id)
+        size = sum(len(orphan.data) for orphan in orphans.values())
+        ids = tuple(sorted(payload_id for _, payload_id in orphans))
+        return GcReport(len(orphans), size, kept, dry_run, ids)
 
     async def import_log(
         self,
@@ -419,27 +362,27 @@ class MemorySessionStore:
             new = rows.forward(session_id, have, events)
             if not new:
                 return ImportOutcome(session_id, "unchanged", 0)
-            if existing is not None and existing.owner and self._alive(existing.owner):
-                raise rows.held_error(self._lease_info(existing))
-            gone = {} if existing is None else self._gone(existing)
+            if existing is not None and existing.owner and self.bank.is_alive(existing.owner):
+                raise rows.held_error(self.bank.lease_info(existing))
+            gone = {} if existing is None else self.bank.gone(existing)
             new = rows.erase_again(new, gone)
             state = fold(empty(session_id) if existing is None else existing.state, new)
             slots = list(rows.slots_with_inner(new, payloads, {**(erased or {}), **gone}))
             log = existing
             if log is None:
                 self.bank.orders += 1
-                log = _Log(self.bank.orders, [], state)
+                log = Log(self.bank.orders, [], state)
             for item in slots:
                 if item.erased is not None:
                     log.erased[item.id] = (item.erased.at, item.erased.rule)
                 elif not item.inline:
-                    self._keep(state.tenant, structs.replace(item, data=payloads[item.id]))
+                    self.bank.keep(state.tenant, structs.replace(item, data=payloads[item.id]))
                     log.refs.add(item.id)
             log.events = [*log.events, *new]
             log.state = state
             log.imported = rows.has_open_work(state)
             self.bank.logs[session_id] = log
-        self._wake(session_id, state.seq)
+        self.bank.wake(session_id, state.seq)
         outcome = "created" if existing is None else "forwarded"
         return ImportOutcome(session_id, outcome, len(new))
 
@@ -463,110 +406,9 @@ class MemorySessionStore:
     async def _page(self, session_id: str, *, after: int, limit: int) -> list[Event]:
         return await self.read_events(session_id, after=after, limit=limit)
 
-    def _log(self, session_id: str) -> _Log:
-        check_id(session_id)
-        if session_id in self.bank.deleted:
-            raise SessionDeleted(f"session {session_id!r} was deleted")
-        log = self.bank.logs.get(session_id)
-        if log is None:
-            raise SessionNotFound(f"there is no session {session_id!r} in this store")
-        return log
-
     def _beat(self) -> None:
         seconds = self._lease_seconds if self.bank.leases_run_out else math.inf
         self.bank.owners[self._owner] = self.bank.clock() + seconds
-
-    def _alive(self, owner: str) -> bool:
-        return self.bank.owners.get(owner, float("-inf")) > self.bank.clock()
-
-    def _check_lease(self, log: _Log, lease: Lease) -> None:
-        if (log.owner, log.epoch) != (lease.owner, lease.epoch):
-            holder = None if log.owner is None else self._lease_info(log)
-            raise rows.lost_error(lease, holder)
-        self._beat()
-
-    def _lease_info(self, log: _Log) -> LeaseInfo:
-        owner = log.owner or ""
-        until = self.bank.owners.get(owner, 0.0)
-        left = None if until == math.inf else until - self.bank.clock()
-        return LeaseInfo(
-            log.state.session, owner, log.epoch, self._alive(owner), f"owner {owner}", left
-        )
-
-    def _info(self, log: _Log) -> SessionInfo:
-        live = log.owner is not None and self._alive(log.owner)
-        return rows.info_of(log.state, live, log.imported, log.waiting)
-
-    def _consumed(self, log: _Log, keys: Sequence[str], seq: int) -> dict[str, InboxItem]:
-        taken: dict[str, InboxItem] = {}
-        for key in keys:
-            item = log.inbox.get(check_key(key, "inbox key"))
-            rows.check_consumable(log.state.session, key, taken.get(key, item))
-            assert item is not None
-            taken[key] = replace(item, consumed_seq=seq)
-        return taken
-
-    def _prove(self, log: _Log, tenant: str, batch: Batch, source: _Log | None) -> None:
-        """Check that every payload referred to is here and may be referred to."""
-        queue = [item for item in batch.refs.values() if item.id not in batch.payloads]
-        adopted: set[str] = set()
-        while queue:
-            item = queue.pop()
-            if item.id in log.refs and (tenant, item.id) in self.bank.payloads:
-                pass
-            elif item.id in log.erased:
-                if item.id in batch.refs:
-                    raise rows.erased_error(item.id, *log.erased[item.id])
-                continue
-            elif source is None or source.state.tenant != tenant or item.id not in source.refs:
-                raise rows.foreign_error(log.state.session, item.id)
-            else:
-                adopted.add(item.id)
-            queue.extend(manifest_slots(item, self.bank.payloads[tenant, item.id].data))
-        log.refs |= adopted
-
-    def _store(self, log: _Log, batch: Batch) -> None:
-        for item in batch.payloads.values():
-            self._keep(batch.state.tenant, item)
-        log.refs.update(batch.refs)
-        log.events.extend(batch.events)
-        log.state = batch.state
-
-    def _keep(self, tenant: str, item: Slot) -> None:
-        assert item.data is not None
-        kept = self.bank.payloads.setdefault((tenant, item.id), _Payload(item.data, 0.0))
-        kept.put_at = self.bank.clock()
-
-    def _gone(self, log: _Log) -> dict[str, tuple[str, str]]:
-        """Return what was erased from a session and has not been said again since."""
-        slots = [item for event in log.events for item in walk(event.data)]
-        said = {item.id for item in slots if item.erased is None} | log.refs
-        return {key: mark for key, mark in log.erased.items() if key not in said}
-
-    def _used(self, log: _Log) -> set[str]:
-        """Return the payload ids that a session's events and inbox refer to, manifests followed."""
-        tenant = log.state.tenant
-        found: set[str] = set()
-        queue = [slot for event in log.events for slot in walk(event.data)]
-        queue += [item.content for item in log.inbox.values() if item.content is not None]
-        while queue:
-            item = queue.pop()
-            if item.inline or item.erased is not None or item.id in found:
-                continue
-            found.add(item.id)
-            kept = self.bank.payloads.get((tenant, item.id))
-            if kept is not None:
-                queue.extend(manifest_slots(item, kept.data))
-        return found
-
-    def _referred(self, tenant: str, payload_id: str) -> bool:
-        return any(
-            log.state.tenant == tenant and payload_id in log.refs for log in self.bank.logs.values()
-        )
-
-    def _wake(self, session_id: str, seq: int) -> None:
-        for feed in list(self.bank.feeds):
-            feed.wake(session_id, seq)
 
 
 async def _check(item: Slot, data: bytes) -> bytes:

@@ -1,0 +1,1 @@
+"""The memory store: `store` is its face, `bank` what it holds."""

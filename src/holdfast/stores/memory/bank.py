@@ -1,0 +1,189 @@
+"""The bank: what memory stores hold, and what may be done with it under its lock."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from holdfast.core.errors import SessionDeleted, SessionNotFound
+from holdfast.core.events import Event
+from holdfast.core.ids import check_id, check_key
+from holdfast.core.log import Batch
+from holdfast.core.payloads import Reach, Slot, walk
+from holdfast.core.state import State
+from holdfast.stores import rows
+from holdfast.stores.feed import Feed
+from holdfast.stores.port import InboxItem, Lease, LeaseInfo, SessionInfo
+
+
+@dataclass(slots=True)
+class Log:
+    """One session as it is kept."""
+
+    order: int
+    events: list[Event]
+    state: State
+    refs: set[str] = field(default_factory=set)
+    erased: dict[str, tuple[str, str]] = field(default_factory=dict)
+    inbox: dict[str, InboxItem] = field(default_factory=dict)
+    owner: str | None = None
+    epoch: int = 0
+    imported: bool = False
+
+    @property
+    def waiting(self) -> int:
+        """Return how many inbox items nobody has consumed."""
+        return sum(item.consumed_seq is None for item in self.inbox.values())
+
+
+@dataclass(slots=True)
+class Payload:
+    """Bytes as they are kept, and when they were put last."""
+
+    data: bytes
+    put_at: float
+
+
+class MemoryBank:
+    """What memory stores hold; `clock` lets a test say when leases run out and payloads are old."""
+
+    def __init__(self, clock: Callable[[], float] | None = None) -> None:
+        self.clock = clock or time.monotonic
+        self.leases_run_out = clock is not None
+        self.lock = threading.RLock()
+        self.logs: dict[str, Log] = {}
+        self.deleted: set[str] = set()
+        self.payloads: dict[tuple[str, str], Payload] = {}
+        self.owners: dict[str, float] = {}
+        self.feeds: list[Feed] = []
+        self.orders = 0
+
+    def log(self, session_id: str) -> Log:
+        """Return a session; SessionNotFound or SessionDeleted where there is none."""
+        check_id(session_id)
+        if session_id in self.deleted:
+            raise SessionDeleted(f"session {session_id!r} was deleted")
+        log = self.logs.get(session_id)
+        if log is None:
+            raise SessionNotFound(f"there is no session {session_id!r} in this store")
+        return log
+
+    def is_alive(self, owner: str) -> bool:
+        """Tell whether a handle must be taken for alive."""
+        return self.owners.get(owner, float("-inf")) > self.clock()
+
+    def check_lease(self, log: Log, lease: Lease) -> None:
+        """Raise LeaseLost where a lease is no longer the session's."""
+        if (log.owner, log.epoch) != (lease.owner, lease.epoch):
+            holder = None if log.owner is None else self.lease_info(log)
+            raise rows.lost_error(lease, holder)
+
+    def lease_info(self, log: Log) -> LeaseInfo:
+        """Return who holds a session, as others see it."""
+        owner = log.owner or ""
+        until = self.owners.get(owner, 0.0)
+        left = None if until == math.inf else until - self.clock()
+        return LeaseInfo(
+            log.state.session, owner, log.epoch, self.is_alive(owner), f"owner {owner}", left
+        )
+
+    def info(self, log: Log) -> SessionInfo:
+        """Return what a listing shows of a session."""
+        live = log.owner is not None and self.is_alive(log.owner)
+        return rows.info_of(log.state, live, log.imported, log.waiting)
+
+    def consumed(self, log: Log, keys: Sequence[str], seq: int) -> dict[str, InboxItem]:
+        """Return the inbox items that an append consumes, as they are after it."""
+        taken: dict[str, InboxItem] = {}
+        for key in keys:
+            item = log.inbox.get(check_key(key, "inbox key"))
+            rows.check_consumable(log.state.session, key, taken.get(key, item))
+            assert item is not None
+            taken[key] = replace(item, consumed_seq=seq)
+        return taken
+
+    def prove(self, log: Log, tenant: str, batch: Batch, source: Log | None) -> None:
+        """Check that every payload referred to is here and may be referred to."""
+        reach = Reach(item for item in batch.refs.values() if item.id not in batch.payloads)
+        adopted: set[str] = set()
+        for item in reach:
+            if item.erased is not None:
+                continue
+            if item.id in log.refs and (tenant, item.id) in self.payloads:
+                pass
+            elif item.id in log.erased:
+                if item.id in batch.refs:
+                    raise rows.erased_error(item.id, *log.erased[item.id])
+                continue
+            elif source is None or source.state.tenant != tenant or item.id not in source.refs:
+                raise rows.foreign_error(log.state.session, item.id)
+            else:
+                adopted.add(item.id)
+            reach.follow(item, self.payloads[tenant, item.id].data)
+        log.refs |= adopted
+
+    def store(self, log: Log, batch: Batch) -> None:
+        """Make a batch part of a session's log."""
+        for item in batch.payloads.values():
+            self.keep(batch.state.tenant, item)
+        log.refs.update(batch.refs)
+        log.events.extend(batch.events)
+        log.state = batch.state
+
+    def keep(self, tenant: str, item: Slot) -> None:
+        """Keep the bytes of a payload."""
+        assert item.data is not None
+        kept = self.payloads.setdefault((tenant, item.id), Payload(item.data, 0.0))
+        kept.put_at = self.clock()
+
+    def gone(self, log: Log) -> dict[str, tuple[str, str]]:
+        """Return what was erased from a session and has not been said again since."""
+        slots = [item for event in log.events for item in walk(event.data)]
+        said = {item.id for item in slots if item.erased is None} | log.refs
+        return {key: mark for key, mark in log.erased.items() if key not in said}
+
+    def used(self, log: Log) -> set[str]:
+        """Return the payload ids that a session's events and inbox refer to, manifests followed."""
+        tenant = log.state.tenant
+        found: set[str] = set()
+        slots = [slot for event in log.events for slot in walk(event.data)]
+        slots += [item.content for item in log.inbox.values() if item.content is not None]
+        reach = Reach(slots)
+        for item in reach:
+            if item.erased is None:
+                found.add(item.id)
+                kept = self.payloads.get((tenant, item.id))
+                if kept is not None:
+                    reach.follow(item, kept.data)
+        return found
+
+    def orphans(self, grace_seconds: float) -> dict[tuple[str, str], Payload]:
+        """Return the payloads, by tenant and id, that no session needs and that are old enough."""
+        before = self.clock() - grace_seconds
+        used = {(log.state.tenant, id) for log in self.logs.values() for id in self.used(log)}
+        return {
+            key: kept
+            for key, kept in self.payloads.items()
+            if key not in used and kept.put_at <= before
+        }
+
+    def drop(self, tenant: str, payload_id: str) -> None:
+        """Forget a payload."""
+        del self.payloads[tenant, payload_id]
+        for log in self.logs.values():
+            if log.state.tenant == tenant:
+                log.refs.discard(payload_id)
+
+    def is_referred(self, tenant: str, payload_id: str) -> bool:
+        """Tell whether a session refers to a payload."""
+        return any(
+            log.state.tenant == tenant and payload_id in log.refs for log in self.logs.values()
+        )
+
+    def wake(self, session_id: str, seq: int) -> None:
+        """Tell every handle that a session has moved."""
+        for feed in list(self.feeds):
+            feed.wake(session_id, seq)
