@@ -109,6 +109,8 @@ class DoneFrame(_Frame, tag="done", frozen=True):
     files: _Reads
     repaired: Annotated[list[_Name], msgspec.Meta(max_length=10_000)]
     checkpoint: CheckpointPart | None
+    # Threads that the cell left running: they may change what the checkpoint holds.
+    threads: _Count = 0
 
 
 class OpenedFrame(_Frame, tag="opened", frozen=True):

@@ -190,9 +190,12 @@ class Cell:
         try:
             wanted = dict(zip(("value", "start", "count"), args, strict=False)) | kwargs
             lines = paging.page(wanted["value"], wanted.get("start", 0), wanted.get("count"))
-        except (KeyError, TypeError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             return {"exception": TypeError(f"inspect(value, start=0, count=None): {error}")}
-        self._print("stdout", "\n".join(lines) + "\n")
+        try:
+            self._print("stdout", "\n".join(lines) + "\n")
+        except _TooMuchOutput:
+            raise Limited("output") from None
         return {"return_value": None}
 
     def _print(self, stream: str, text: str) -> None:

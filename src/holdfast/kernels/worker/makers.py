@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 MAIN = "__main__"
+HEAP_TYPE = 0x200
 EMPTY_CELL = "_holdfast.empty"
 
 
@@ -121,11 +122,76 @@ def exception_(cls: Any, args: tuple[Any, ...]) -> Any:
     return error
 
 
+def set_exception(error: Any, state: tuple[dict[str, Any], dict[str, Any]]) -> None:
+    """Give an exception what is not among its arguments (stored format)."""
+    attributes, held = state
+    error.__dict__.update(attributes)
+    suppress = held.pop("__suppress_context__", False)
+    for name, value in held.items():
+        try:
+            BaseException.__setattr__(error, name, value)
+        except (AttributeError, TypeError):
+            continue  # read-only: made from the arguments
+    error.__suppress_context__ = suppress
+
+
+def instance_(cls: Any, *args: Any) -> Any:
+    """Make an instance without running code of its class (stored format)."""
+    return _static(cls).__new__(cls, *args)
+
+
+def built_(cls: Any, *args: Any) -> Any:
+    """Make an instance as the built-in class below its class does (stored format)."""
+    base = _static(cls)
+    made = base.__new__(cls, *args)
+    base.__init__(made, *args)
+    return made
+
+
+def _static(cls: Any) -> Any:
+    return next(base for base in cls.__mro__ if not base.__flags__ & HEAP_TYPE)
+
+
+def set_instance(instance: Any, parts: tuple[Any, Any, Any]) -> None:
+    """Give an instance its items and its state past what its class overrides (stored format)."""
+    state, items, pairs = parts
+    base = _static(type(instance))
+    if items:
+        base.extend(instance, items)
+    for key, value in pairs or ():
+        base.__setitem__(instance, key, value)
+    restore = getattr(type(instance), "__setstate__", None)
+    if state is not None and restore is not None:
+        restore(instance, state)
+        return
+    attributes, slots = state if type(state) is tuple and len(state) == 2 else (state, None)
+    if attributes:
+        object.__getattribute__(instance, "__dict__").update(attributes)
+    for name, value in (slots or {}).items():
+        object.__setattr__(instance, name, value)
+
+
 def type_variable(name: str, constraints: tuple[Any, ...], bound: Any) -> Any:
     """Make a type variable (stored format)."""
     import typing
 
     return typing.TypeVar(name, *constraints, bound=bound)
+
+
+def new_type(name: str, supertype: Any) -> Any:
+    """Make a distinct type for checkers (stored format)."""
+    import typing
+
+    made: Any = typing.NewType(name, supertype)  # type: ignore[misc]
+    made.__module__ = MAIN
+    return made
+
+
+def parameters_(name: str) -> Any:
+    """Make a parameter specification (stored format)."""
+    import typing
+
+    return typing.ParamSpec(name)
 
 
 def lru_cache_(function: Any, maxsize: int | None, typed: bool) -> Any:
@@ -147,5 +213,7 @@ def cached_property_(function: Any, name: str | None) -> Any:
 
 PLAIN_MAKERS = (
     *(marker, cell_, proxy_, class_, set_class, enum_, exception_, type_variable),
+    *(instance_, built_, set_instance, new_type, parameters_),
+    *(set_exception,),
     *(lru_cache_, cached_property_, set_function),
 )

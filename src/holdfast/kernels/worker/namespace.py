@@ -35,6 +35,7 @@ _TEXT_SLOTS = 240
 _SCAN = 5000
 _DEEP = 30_000
 PREVIEW = 80
+_LONGEST_NAME = 400  # as the host has it
 OWN_NAMES = frozenset(
     {"__name__", "__builtins__", "__doc__", "__loader__", "__spec__", "__package__"}
     | {"__annotations__", "__file__"}
@@ -153,6 +154,10 @@ class Namespace:
             sys.setrecursionlimit(limit)
         self._settle(entries)
         slots = [[slot.index, type(slot.value) is str, slot.piece] for slot in self._slots.values()]
+        # The host keeps what its last checkpoint names and nothing else, so it is all we may name.
+        self.known.clear()
+        self.known.update(slot.piece[0] for slot in self._slots.values())
+        self.known.update(piece[0] for entry in entries for piece in entry["pieces"] if piece[0])
         return {"slots": slots, "variables": entries}
 
     def _attempt(self, names: list[str], failing: dict[str, str]) -> list[dict[str, Any]] | None:
@@ -182,7 +187,7 @@ class Namespace:
                 pickler.dump(value)
             except MemoryError:
                 raise
-            except Exception as error:
+            except BaseException as error:
                 failing[name] = f"{type(error).__name__}: {error}".partition("\n")[0][:200]
                 return None
             lost = list(marked)
@@ -224,7 +229,7 @@ class Namespace:
                 (stay if variables[name] is last[name][0] else move).append(name)
         old = set(self._order)
         new = [name for name in variables if name not in old and name not in OWN_NAMES]
-        new = [name for name in new if type(name) is str]
+        new = [name for name in new if type(name) is str and 0 < len(name) <= _LONGEST_NAME]
         self._order = stay + move + new
         return self._order
 
@@ -245,7 +250,7 @@ class Namespace:
             "name": name,
             "type": render.kind_of(value),
             "size": size,
-            "preview": render.bounded(value, PREVIEW)[0],
+            "preview": _preview(value),
             "pieces": pieces,
             "marked": [list(mark) for mark in marked[:5]],
             "whole": whole,
@@ -331,6 +336,14 @@ class Namespace:
             for entry, value in zip(stored["variables"], values, strict=True)
         }
         return [(names[index], reason) for index, reason in lost]
+
+
+def _preview(value: Any) -> str:
+    try:
+        return render.bounded(value, PREVIEW)[0]
+    except BaseException as error:
+        # Its repr may exit, or print more than the cell may: that is no reason to lose the rest.
+        return f"<{type(value).__qualname__} whose repr raised {type(error).__name__}>"[:PREVIEW]
 
 
 def _find_large(values: Any, found: dict[int, Any], budget: list[int], depth: int) -> None:

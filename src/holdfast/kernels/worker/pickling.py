@@ -48,7 +48,7 @@ def load_streams(streams: list[bytes], slots: list[Any]) -> tuple[list[Any], lis
         unpickler = Unpickler(io.BytesIO(b"".join((_prologue(), *streams))), slots)
         unpickler.load()
         return [unpickler.load() for _ in streams], []
-    except Exception:
+    except BaseException:
         # Something in there cannot be made here: read again, slowly, with markers in its place.
         from holdfast.kernels.worker.tolerant import load_with_markers
 

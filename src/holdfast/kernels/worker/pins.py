@@ -10,6 +10,7 @@ because importing them at start would cost more than the interpreter itself.
 from __future__ import annotations
 
 import _blake2
+import _thread
 import marshal
 import os
 import sys
@@ -64,7 +65,8 @@ class Files:
         self._roots: tuple[str, ...] = ()
         self.reads: list[tuple[str, str]] = []
         self._seen: set[str] = set()
-        self._hashing = False
+        # Threads that are hashing: what they open is not the cell's.
+        self._hashing: set[int] = set()
 
     def watch(self, roots: tuple[str, ...]) -> None:
         """Pin what is opened below these roots from now on."""
@@ -80,16 +82,19 @@ class Files:
 
     def audit(self, event: str, arguments: tuple[Any, ...]) -> None:
         """Pin a file when it is opened (an audit hook: it also sees `os.open`)."""
-        if event != "open" or self._hashing:
+        if event != "open":
+            return
+        thread = _thread.get_ident()
+        if thread in self._hashing:
             return
         path = arguments[0]
         if not isinstance(path, (str, bytes)):
             return
-        self._hashing = True
+        self._hashing.add(thread)
         try:
             self._pin(os.path.realpath(os.fsdecode(path)))
         finally:
-            self._hashing = False
+            self._hashing.discard(thread)
 
     def _pin(self, path: str) -> None:
         if path in self._seen or not path.startswith(self._roots):

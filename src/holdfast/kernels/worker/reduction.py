@@ -14,25 +14,27 @@ import marshal
 import sys
 import types
 
-from holdfast.kernels.worker import places
+from holdfast.kernels.worker import library, places
 from holdfast.kernels.worker.bridge import HostFunction
 from holdfast.kernels.worker.cellrun import Sources
 from holdfast.kernels.worker.makers import (
     EMPTY_CELL,
+    HEAP_TYPE,
     MAIN,
     PLAIN_MAKERS,
     Marker,
-    cached_property_,
+    built_,
     cell_,
     class_,
     enum_,
     exception_,
-    lru_cache_,
+    instance_,
     marker,
     proxy_,
     set_class,
+    set_exception,
     set_function,
-    type_variable,
+    set_instance,
 )
 
 TYPE_CHECKING = False
@@ -46,9 +48,6 @@ _NOT_KEPT = frozenset(
     | {"__abstractmethods__", "__orig_bases__", "__firstlineno__", "__static_attributes__"}
     | {"__annotations_cache__", "__annotate_func__"}
 )
-_DATACLASS_SINGLETONS = frozenset(
-    {"_FIELD_BASE", "_MISSING_TYPE", "_KW_ONLY_TYPE", "_HAS_DEFAULT_FACTORY_CLASS"}
-)
 
 
 class Reduction:
@@ -60,8 +59,11 @@ class Reduction:
         self.functions: dict[str, Any] = {}
         self.error_type: Callable[[str], type] = lambda name: Exception
         self.marked: list[tuple[str, str]] = []
+        # The worker's own objects that a cell can hold: kept by name, never by what is in them.
+        self.engine: dict[str, Any] = {}
         self._statements: dict[str, list[tuple[int, int]]] = {}
         self._codes: dict[tuple[str, str, int], Any] = {}
+        self._careful: dict[type, bool] = {}
         self._by_type: dict[type, Callable[[Any], Any]] = {
             types.FunctionType: self._function,
             types.CellType: lambda cell: (cell_, ()),
@@ -87,7 +89,7 @@ class Reduction:
         makers: Iterable[Any] = (
             *PLAIN_MAKERS,
             *(self.function_, self.bytecode_),
-            *(self.host_function, self.error_class, self.code_),
+            *(self.host_function, self.error_class, self.code_, self.engine_),
         )
         for maker in makers:
             name = maker.__name__
@@ -104,24 +106,18 @@ class Reduction:
         """Return how to make a value again; NotImplemented for a plain global name."""
         if isinstance(value, type):
             return self._type(value)
+        for name, held in self.engine.items():
+            if held is value:
+                return self.engine_, (name,)
         rule = self._by_type.get(type(value))
         if rule is not None:
             return rule(value)
         if isinstance(value, BaseException):
-            return exception_, (type(value), value.args), dict(value.__dict__)
+            return self._exception(value)
         try:
-            name = type(value).__name__
-            if name == "_lru_cache_wrapper":
-                parameters = value.cache_parameters()
-                return lru_cache_, (value.__wrapped__, parameters["maxsize"], parameters["typed"])
-            if name == "cached_property" and type(value).__module__ == "functools":
-                return cached_property_, (value.func, value.attrname)
-            if name in _DATACLASS_SINGLETONS:
-                owner = sys.modules["dataclasses"]
-                found = next(key for key, item in vars(owner).items() if item is value)
-                return getattr, (owner, found)
-            if name == "TypeVar":
-                return type_variable, (value.__name__, value.__constraints__, value.__bound__)
+            rule = library.RULES.get((type(value).__module__, type(value).__name__))
+            if rule is not None:
+                return rule(value)
             registered = copyreg.dispatch_table.get(type(value))
             reduced = value.__reduce_ex__(5) if registered is None else registered(value)
         except Exception as error:
@@ -132,8 +128,47 @@ class Reduction:
                 return self._marker(_type_name(type(value)), f"{reduced!r} cannot be imported")
             return reduced
         if type(reduced) is tuple and 2 <= len(reduced) <= 6:
-            return reduced
+            return self._instance(value, reduced)
         return self._marker(_type_name(type(value)), "its __reduce__ gave no usable result")
+
+    def _instance(self, value: Any, reduced: tuple[Any, ...]) -> Any:
+        """Return a reduction under which no code of the class runs on an unfinished instance.
+
+        As pickle has it, items are put in by what the class overrides, before the instance has
+        its attributes; `__getattr__` is asked for `__setstate__`; and `__new__` is called with
+        arguments that it does not take.
+        """
+        cls = type(value)
+        careful = self._careful.get(cls)
+        if careful is None:
+            careful = self._careful[cls] = _careful(cls)
+        maker, arguments, state, items, pairs = (*reduced, None, None, None)[:5]
+        if not careful or len(reduced) == 6 or maker not in (copyreg.__newobj__, cls):  # type: ignore[attr-defined]
+            return reduced
+        parts = (state, None if items is None else list(items), None if pairs is None else [*pairs])
+        if maker is cls:
+            if state is None:  # defaultdict forgets its attributes
+                attributes = getattr(cls, "__dictoffset__", 0) and vars(value)
+                parts = (attributes or None, *parts[1:])
+            return built_, (cls, *arguments), parts, None, None, set_instance
+        return instance_, arguments, parts, None, None, set_instance
+
+    def _exception(self, error: BaseException) -> Any:
+        """Reduce an exception with what its constructor put beside its arguments."""
+        held: dict[str, Any] = {}
+        for base in type(error).__mro__:
+            for name, item in vars(base).items():
+                if type(item) is types.MemberDescriptorType and name != "obj":
+                    found = getattr(error, name, None)
+                    if found is not None and found is not False:
+                        held[name] = found
+        for name in ("__cause__", "__context__"):
+            if getattr(error, name) is not None:
+                held[name] = getattr(error, name)
+        arguments = (type(error), error.args)
+        if not held:
+            return exception_, arguments, dict(error.__dict__)
+        return exception_, arguments, (dict(error.__dict__), held), None, None, set_exception
 
     def _mark(self, reason: str) -> Callable[[Any], Any]:
         return lambda value: self._marker(_type_name(type(value)), reason)
@@ -228,6 +263,7 @@ class Reduction:
     def forget_sources(self, filename: str) -> None:
         """Drop what was derived from a cell whose text is replaced."""
         self._statements.pop(filename, None)
+        self._careful.clear()
 
     def code_(
         self, text: str, filename: str, offset: int, flags: int, qualname: str, line: int, nth: int
@@ -266,6 +302,11 @@ class Reduction:
         found = self.functions.get(path)
         return found if found is not None else Marker("host function", f"{path!r} is not offered")
 
+    def engine_(self, name: str) -> Any:
+        """Return an object of this worker by name (stored format)."""
+        found = self.engine.get(name)
+        return found if found is not None else Marker(name, "it is not offered")
+
     def error_class(self, name: str) -> Any:
         """Return the class of a host error by name (stored format)."""
         return self.error_type(name)
@@ -278,6 +319,10 @@ class Reduction:
         if cls.__module__ != MAIN and _importable(cls.__module__, cls.__qualname__, cls):
             return NotImplemented
         if cls.__flags__ & 0x200 == 0:
+            # NoneType, which every `X | None` holds, and its like have a name in `types` alone.
+            named = next((name for name, item in vars(types).items() if item is cls), None)
+            if named is not None:
+                return getattr, (types, named)
             return self._marker("type", f"{cls.__qualname__!r} cannot be imported")
         attributes = dict(cls.__dict__)
         meta = type(cls)
@@ -312,7 +357,8 @@ class Reduction:
         kept = {
             k: v
             for k, v in attributes.items()
-            if k not in skipped and not (k.startswith("_") and k.endswith("_") and "__" not in k)
+            if k not in skipped
+            and (k == "_missing_" or not (k.startswith("_") and k.endswith("_") and "__" not in k))
         }
         if (
             not isinstance(attributes.get("__new__"), staticmethod)
@@ -344,6 +390,26 @@ class _Maker:
         return self.__name__
 
     __module__ = "_holdfast"
+
+
+def _careful(cls: Any) -> bool:
+    """Tell whether code of a class could run on an instance that has no attributes yet."""
+    if cls.__module__ != MAIN:
+        return False
+    own: set[str] = set()
+    own.update(*(vars(base) for base in cls.__mro__ if base.__flags__ & HEAP_TYPE))
+    if own & {"__reduce__", "__reduce_ex__"}:
+        return False
+    risky = {"__getattr__", "__getattribute__"}
+    if any(name in ("list", "dict", "set", "deque") for name in _static_names(cls)):
+        risky |= {"__init__", "append", "extend", "add", "__setitem__"}
+    if not own & {"__getnewargs__", "__getnewargs_ex__"}:
+        risky.add("__new__")
+    return bool(own & risky)
+
+
+def _static_names(cls: Any) -> list[str]:
+    return [base.__name__ for base in cls.__mro__ if not base.__flags__ & HEAP_TYPE]
 
 
 def _inherited_enum(cls: Any, name: str, value: Any) -> bool:

@@ -32,12 +32,14 @@ def kind_of(value: Any) -> str:
     """Return the type of a value and its true size, if it has one: `list of 3 items`."""
     cls = type(value)
     name = cls.__qualname__ if cls.__module__ in ("builtins", "__main__") else type_name(cls)
-    if not isinstance(value, _SIZED):
+    # Not by isinstance and len: a class of the model may say anything there, or raise.
+    sized = next((base for base in _SIZED if issubclass(cls, base)), None)
+    if sized is None:
         return name
-    size = len(value)
-    for base, unit in _UNITS.items():
-        if isinstance(value, base):
-            return f"{name} of {size} {unit}"
+    size = sized.__len__(value)
+    unit = _UNITS.get(sized)
+    if unit is not None:
+        return f"{name} of {size} {unit}"
     return f"{name} of {size} item{'' if size == 1 else 's'}"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import _signal  # type: ignore[import-not-found]
+import _thread
 import builtins
 import os
 import sys
@@ -117,6 +118,14 @@ class Worker:
                 holder = sys.modules[module] = types.ModuleType(module)
             setattr(holder, name, function)
         CallError.__module__ = "_holdfast"
+        self.reduction.engine = {
+            "stdout": self.stdout,
+            "stderr": self.stderr,
+            "bridge": self.bridge,
+            "inspect": names["inspect"],
+        }
+        if command["final"]:
+            self.reduction.engine["FINAL"] = names["FINAL"]
         self.engine_names = names
         self._repair()
 
@@ -225,6 +234,7 @@ class Worker:
             "files": self.pins.files.reads,
             "repaired": repaired,
             "checkpoint": checkpoint,
+            "threads": _thread._count(),
         }
         self.channel.send(message)
 
@@ -248,6 +258,8 @@ class Worker:
     def _repair(self) -> list[str]:
         """Put the engine's names back where the model assigned to them."""
         repaired = []
+        self.variables["__name__"] = MAIN
+        self.variables["__builtins__"] = self.builtins
         space = self.builtins.__dict__
         for name, value in self.engine_names.items():
             if space.get(name) is not value:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import io
 import pickle
+import pickletools
+from types import BuiltinFunctionType, FunctionType
 
 from holdfast.kernels.worker.makers import Marker
 
@@ -26,6 +28,8 @@ class _Tolerant(_Unpickler):  # type: ignore[misc]
         super().__init__(stream)
         self._slots = slots
         self.reasons: list[str] = []
+        # What could not be put into a container yet, by the identity of the container.
+        self._late: dict[int, tuple[Any, list[tuple[Callable[..., None], list[Any]]]]] = {}
 
     def persistent_load(self, index: Any) -> Any:
         return self._slots[index]
@@ -36,7 +40,38 @@ class _Tolerant(_Unpickler):  # type: ignore[misc]
         except Exception as error:
             return self._lost(f"{module}.{name}", error)
 
-    def _lost(self, kind: str, error: Exception) -> Marker:
+    def fill(self, put: Callable[..., None], items: list[Any]) -> None:
+        """Put items into the container on the stack, later if their hash is not known yet."""
+        target = self.stack[-1]
+        if type(target) is Marker:
+            return
+        waiting = self._late.get(id(target))
+        if waiting is not None:
+            waiting[1].append((put, items))
+            return
+        try:
+            put(target, items)
+        except Exception:
+            # A member of a cycle is hashed by attributes that it gets only after this.
+            self._late[id(target)] = (target, [(put, items)])
+
+    def fill_late(self) -> None:
+        """Put in what had to wait, now that every object has its state."""
+        while self._late:
+            late, self._late = self._late, {}
+            for target, waiting in late.values():
+                try:
+                    for put, items in waiting:
+                        put(target, items)
+                except Exception as error:
+                    self._late[id(target)] = (target, waiting)
+                    failure = error
+            if len(self._late) == len(late):
+                for target, _ in self._late.values():
+                    self._lost(type(target).__name__, failure)
+                return
+
+    def _lost(self, kind: str, error: BaseException) -> Marker:
         reason = f"{type(error).__name__}: {error}".partition("\n")[0][:200]
         self.reasons.append(f"{kind}: {reason}")
         return Marker(kind, reason)
@@ -49,7 +84,7 @@ def _guarded(load: Callable[[Any], None], pops: int) -> Callable[[Any], None]:
         taken = self.stack[-pops:]
         maker = taken[0]
         depth = len(self.stack)
-        if isinstance(maker, Marker):
+        if type(maker) is Marker:
             del self.stack[depth - pops :]
             self.stack.append(maker)
             return
@@ -57,7 +92,10 @@ def _guarded(load: Callable[[Any], None], pops: int) -> Callable[[Any], None]:
             load(self)
         except Exception as error:
             del self.stack[depth - pops :]
-            self.stack.append(self._lost(getattr(maker, "__name__", type(maker).__name__), error))
+            # Nothing is asked of an instance: its own code is what failed.
+            named = (type, FunctionType, BuiltinFunctionType)
+            kind = maker if isinstance(maker, named) else type(maker)
+            self.stack.append(self._lost(kind.__name__, error))
 
     return handle
 
@@ -69,6 +107,46 @@ for _code, _load, _pops in (
     (pickle.BUILD, _Unpickler.load_build, 2),
 ):
     _Tolerant.dispatch[_code[0]] = _guarded(_load, _pops)
+
+
+def _extend(target: Any, items: list[Any]) -> None:
+    if isinstance(target, list):
+        list.extend(target, items)
+        return
+    for item in items:
+        target.append(item)
+
+
+def _update(target: Any, items: list[Any]) -> None:
+    for index in range(0, len(items), 2):
+        target[items[index]] = items[index + 1]
+
+
+def _add(target: Any, items: list[Any]) -> None:
+    for item in items:
+        target.add(item)
+
+
+def _pop(self: Any, count: int) -> list[Any]:
+    items = self.stack[-count:]
+    del self.stack[-count:]
+    return list(items)
+
+
+def _frozenset(self: Any) -> None:
+    items = self.pop_mark()
+    try:
+        self.append(frozenset(items))
+    except Exception as error:
+        self.append(self._lost("frozenset", error))
+
+
+_Tolerant.dispatch[pickle.APPEND[0]] = lambda self: self.fill(_extend, _pop(self, 1))
+_Tolerant.dispatch[pickle.APPENDS[0]] = lambda self: self.fill(_extend, self.pop_mark())
+_Tolerant.dispatch[pickle.SETITEM[0]] = lambda self: self.fill(_update, _pop(self, 2))
+_Tolerant.dispatch[pickle.SETITEMS[0]] = lambda self: self.fill(_update, self.pop_mark())
+_Tolerant.dispatch[pickle.ADDITEMS[0]] = lambda self: self.fill(_add, self.pop_mark())
+_Tolerant.dispatch[pickle.FROZENSET[0]] = _frozenset
 
 
 def load_with_markers(
@@ -83,6 +161,16 @@ def load_with_markers(
     for index, stream in enumerate(streams):
         unpickler = _Tolerant(io.BytesIO(stream), slots)
         unpickler.memo = memo
-        values.append(unpickler.load())
+        known = len(memo)
+        try:
+            values.append(unpickler.load())
+            unpickler.fill_late()
+        except BaseException as error:
+            # One variable that cannot be read must not take the others with it: those after it
+            # find what they share by number, so its numbers stay used.
+            values.append(unpickler._lost("variable", error))
+            made = sum(code.name == "MEMOIZE" for code, _, _ in pickletools.genops(stream))
+            for number in range(len(memo), known + made):
+                memo[number] = values[-1]
         lost.extend((index, reason) for reason in unpickler.reasons[:1])
     return values, lost

@@ -1,0 +1,51 @@
+"""Objects of the standard library that pickle refuses or halves, and how to make them again.
+
+They are told by the module and name of their type, so that nothing has to be imported to ask.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from holdfast.kernels.worker.makers import (
+    cached_property_,
+    lru_cache_,
+    new_type,
+    parameters_,
+    type_variable,
+)
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+
+def _lru_cache(value: Any) -> Any:
+    parameters = value.cache_parameters()
+    return lru_cache_, (value.__wrapped__, parameters["maxsize"], parameters["typed"])
+
+
+def _type_variable(value: Any) -> Any:
+    return type_variable, (value.__name__, value.__constraints__, value.__bound__)
+
+
+def _dataclass_singleton(value: Any) -> Any:
+    owner = sys.modules["dataclasses"]
+    found = next(key for key, item in vars(owner).items() if item is value)
+    return getattr, (owner, found)
+
+
+RULES: dict[tuple[str, str], Callable[[Any], Any]] = {
+    ("functools", "_lru_cache_wrapper"): _lru_cache,
+    ("functools", "cached_property"): lambda v: (cached_property_, (v.func, v.attrname)),
+    ("typing", "NewType"): lambda v: (new_type, (v.__name__, v.__supertype__)),
+    ("typing", "ParamSpec"): lambda v: (parameters_, (v.__name__,)),
+    ("typing", "TypeVar"): _type_variable,
+    # The cache of a `singledispatch` is one.
+    ("weakref", "WeakKeyDictionary"): lambda v: (type(v), (dict(v),)),
+    ("dataclasses", "_FIELD_BASE"): _dataclass_singleton,
+    ("dataclasses", "_MISSING_TYPE"): _dataclass_singleton,
+    ("dataclasses", "_KW_ONLY_TYPE"): _dataclass_singleton,
+    ("dataclasses", "_HAS_DEFAULT_FACTORY_CLASS"): _dataclass_singleton,
+}

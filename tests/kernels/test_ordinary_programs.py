@@ -1,0 +1,173 @@
+"""Programs that models write and that once lost a cell, a name or a whole session."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from holdfast.kernels.cpython import CpythonKernel
+from holdfast.kernels.monty import MontyKernel
+from holdfast.kernels.port import HostFunction, KernelSettings
+from holdfast.testing.kernel_driver import KernelDriver
+
+LM = KernelSettings(functions=(HostFunction("lm"),))
+
+CAREFUL = {
+    "lru cache": (
+        "from collections import OrderedDict\nclass LRU(OrderedDict):\n"
+        "    def __init__(self, cap):\n        super().__init__()\n        self.cap = cap\n"
+        "    def __setitem__(self, k, v):\n        super().__setitem__(k, v)\n"
+        "        if len(self) > self.cap:\n            self.popitem(last=False)\n"
+        "x = LRU(2)\nx['a'] = 1\nx['b'] = 2",
+        "(list(x.items()), x.cap)",
+        ([("a", 1), ("b", 2)], 2),
+    ),
+    "delegation": (
+        "class Dot:\n    def __init__(self, d):\n        self._d = d\n"
+        "    def __getattr__(self, name):\n        return self._d[name]\nx = Dot({'a': 1})",
+        "x.a",
+        1,
+    ),
+    "hashed graph": (
+        "class Node:\n    def __init__(self, n):\n        self.n, self.near = n, set()\n"
+        "    def __hash__(self):\n        return hash(self.n)\n"
+        "    def __eq__(self, other):\n        return self.n == other.n\n"
+        "x, y = Node(1), Node(2)\nx.near.add(y)\ny.near.add(x)",
+        "([m.n for m in x.near], x in y.near)",
+        ([2], True),
+    ),
+    "validated dict": (
+        "class V(dict):\n    def __init__(self, allowed):\n        self.allowed = allowed\n"
+        "    def __setitem__(self, k, v):\n        assert k in self.allowed\n"
+        "        super().__setitem__(k, v)\nx = V(['p'])\nx['p'] = 1",
+        "(dict(x), x.allowed)",
+        ({"p": 1}, ["p"]),
+    ),
+    "tuple with __new__": (
+        "class P(tuple):\n    def __new__(cls, a, b):\n"
+        "        return super().__new__(cls, (a, b))\n"
+        "x = P(1, 2)",
+        "(tuple(x), type(x) is P)",
+        ((1, 2), True),
+    ),
+    "optional": (
+        "from typing import Optional\ndef x(a: Optional[int] = None) -> int | None:\n    return a",
+        "(x(3), x.__annotations__['return'] == (int | None))",
+        (3, True),
+    ),
+    "new type": ("from typing import NewType\nx = NewType('x', int)", "x(3)", 3),
+    "enum with _missing_": (
+        "from enum import Enum\nclass x(Enum):\n    A = 'a'\n    @classmethod\n"
+        "    def _missing_(cls, value):\n        return cls.A",
+        "x('?').name",
+        "A",
+    ),
+    "exceptions": (
+        "try:\n    open('/nope')\nexcept OSError as e:\n    x = e\n"
+        "try:\n    compile('1+', 'f', 'exec')\nexcept SyntaxError as e:\n    y = e",
+        "(str(x), x.filename, y.lineno)",
+        ("[Errno 2] No such file or directory: '/nope'", "/nope", 1),
+    ),
+    "singledispatch": (
+        "from functools import singledispatch\n@singledispatch\ndef x(a):\n    return 'any'\n"
+        "@x.register\ndef _(a: int):\n    return 'int'\nx(1)",
+        "x.register(str, lambda a: 'text')\n(x(1), x('a'), x(None))",
+        ("int", "text", "any"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CAREFUL)
+async def test_it_comes_back_and_nothing_is_said_of_a_loss(
+    cpython: CpythonKernel, name: str
+) -> None:
+    code, expression, expected = CAREFUL[name]
+    driver = await KernelDriver.open(cpython)
+    assert (await driver.run(code)).unrestorable == ()
+    restored = await driver.reopen()
+    result = await restored.run(expression)
+    assert result.error is None
+    assert result.unrestorable == ()
+    assert await (await driver.reopen()).value(expression) == expected
+
+
+async def test_a_value_that_was_there_before_may_come_back(cpython: CpythonKernel) -> None:
+    driver = await KernelDriver.open(cpython)
+    for cell in ("x = 'a' * 100_000", "x = ''", "x = 'a' * 100_000"):
+        await driver.value(cell)
+    assert await (await driver.reopen()).value("len(x)") == 100_000
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "(list):\n    def __len__(self):\n        raise ValueError",
+        ":\n    def __repr__(self):\n        raise SystemExit",
+        ":\n    @property\n    def __class__(self):\n        return str",
+    ],
+)
+async def test_odd_classes_do_not_cost_the_cell(cpython: CpythonKernel, body: str) -> None:
+    driver = await KernelDriver.open(cpython)
+    await driver.value(f"class A{body}\na = A()\nkept = 1")
+    assert await driver.value("kept") == 1
+
+
+async def test_host_functions_may_be_wrapped_and_final_renamed(cpython: CpythonKernel) -> None:
+    driver = await KernelDriver.open(cpython, LM, lm=str.upper)
+    result = await driver.run(
+        "import functools\n@functools.wraps(lm)\ndef safe(q):\n    return lm(q)\ndone = FINAL"
+    )
+    assert result.unrestorable == ()
+    result = await (await driver.reopen()).run("done(safe('a'))")
+    assert result.status == "final"
+
+
+async def test_a_kept_stdout_is_the_stdout_of_every_worker(cpython: CpythonKernel) -> None:
+    driver = await KernelDriver.open(cpython)
+    await driver.value("import io, sys\nold = sys.stdout")
+    result = await (await driver.reopen()).run(
+        "sys.stdout = io.StringIO()\nsys.stdout = old\nprint('shown')"
+    )
+    assert result.stdout.head == "shown\n"
+
+
+async def test_a_cleared_namespace_still_has_the_engines_names(cpython: CpythonKernel) -> None:
+    driver = await KernelDriver.open(cpython)
+    await driver.value("globals().clear()")
+    assert (await driver.run("FINAL(1)")).status == "final"
+
+
+async def test_a_thread_left_behind_changes_nothing_after_its_cell(cpython: CpythonKernel) -> None:
+    driver = await KernelDriver.open(cpython)
+    await driver.value(
+        "import threading, time\nx = 1\ndef later():\n    global x\n    time.sleep(0.2)\n"
+        "    x = 2\nthreading.Thread(target=later, daemon=True).start()"
+    )
+    await asyncio.sleep(0.5)
+    assert await driver.value("x") == 1
+
+
+async def test_files_read_by_threads_are_pinned(cpython: CpythonKernel, tmp_path: Path) -> None:
+    for number in range(6):
+        (tmp_path / f"{number}.bin").write_bytes(bytes(2_000_000))
+    settings = KernelSettings(read_roots=(str(tmp_path),))
+    driver = await KernelDriver.open(cpython, settings)
+    result = await driver.run(
+        "from concurrent.futures import ThreadPoolExecutor\n"
+        f"paths = [f'{tmp_path}/{{n}}.bin' for n in range(6)]\n"
+        "with ThreadPoolExecutor(6) as pool:\n"
+        "    n = list(pool.map(lambda p: len(open(p, 'rb').read()), paths))"
+    )
+    assert len(result.files) == 6
+
+
+@pytest.mark.parametrize("call", ["inspect([1], 0, -1)", "inspect('x' * 5_000_000, 0, 5_000_000)"])
+async def test_what_inspect_refuses_in_monty_is_the_cells_error(call: str) -> None:
+    kernel = MontyKernel()
+    driver = await KernelDriver.open(kernel)
+    try:
+        assert (await driver.run(call)).status in ("error", "limit")
+    finally:
+        await kernel.close()
