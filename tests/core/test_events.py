@@ -24,7 +24,7 @@ from holdfast.core.events import (
     stamp,
 )
 from holdfast.core.fold import fold
-from holdfast.core.payloads import slot
+from holdfast.core.payloads import Erased, slot
 from holdfast.core.state import empty
 
 
@@ -99,6 +99,13 @@ def test_defaults_are_left_out_so_that_a_new_optional_field_needs_no_version():
 def test_data_that_does_not_fit_its_type_is_named(data, complaint):
     with pytest.raises(InvalidRecord, match=complaint):
         fact_from_data(facts.TurnPut, data)
+
+
+def test_a_fact_says_of_an_erased_value_that_it_was_erased():
+    item = replace(slot("gone " * 200, "message"), data=None, erased=Erased(AT, "asked"))
+    data = data_of(facts.MessageAppended(message=1, role="user", content=item))
+    assert data["content"]["$erased"] == {"at": AT, "rule": "asked"}
+    assert fact_from_data(facts.MessageAppended, data).content.erased == Erased(AT, "asked")
 
 
 class Shout(str):
