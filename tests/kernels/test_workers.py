@@ -287,7 +287,8 @@ async def test_sessions_go_on_after_the_process_that_workers_come_from_was_kille
 
 # It hides its thread, since a worker with one left running is ended for that alone.
 FLOOD = SEND + (
-    "import _thread, threading\n_thread._count = lambda: 0\nquiet = threading.Event()\ndef flood():\n    quiet.wait(0.3)\n"
+    "import _thread, threading\n_thread._count = lambda: 0\n"
+    "quiet = threading.Event()\ndef flood():\n    quiet.wait(0.3)\n"
     "    call = {'kind': 'call', 'id': 9, 'function': 'lm', 'files': [], 'threads': 1,\n"
     "        'arguments': {'args': ['a' * 100_000], 'kwargs': {}}}\n"
     "    while True: send(call)\n"
