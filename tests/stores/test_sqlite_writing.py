@@ -27,6 +27,7 @@ from holdfast.core.errors import (
     StoreFailed,
 )
 from holdfast.core.payloads import manifest, slot, to_record
+from holdfast.stores.feed import POLL_SECONDS
 from holdfast.stores.port import InboxDraft, Lease, Transient
 from holdfast.stores.sqlite.store import SqliteSessionStore
 from holdfast.stores.sqlite.writer import Job
@@ -615,3 +616,15 @@ async def test_a_closed_handle_says_so(tmp_path):
         await store.append(lease, state.seq, [message(1)])
     with pytest.raises(Exception, match="closed"):
         await store.load_state("talk")
+
+
+async def test_subscribers_that_come_and_go_leave_no_connection_behind(tmp_path):
+    store = await SqliteSessionStore.open(tmp_path)
+    await store.create_session("s-1", facts.SessionStarted())
+    counts = []
+    for _ in range(4):
+        async with store.subscribe("s-1", after=1):
+            await asyncio.sleep(3 * POLL_SECONDS)
+        counts.append(len(apsw.connections()))
+    await store.close()
+    assert counts[-1] == counts[0]

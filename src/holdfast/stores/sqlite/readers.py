@@ -31,6 +31,9 @@ class Readers:
         self._local = threading.local()
         self._open: list[apsw.Connection] = []
         self._polling = threading.Lock()
+        # Polling threads come and go with the subscribers; their connection stays.
+        self._poller: apsw.Connection | None = None
+        self._version: int | None = None
         self._closed = False
         # Moves are reported from here on.
         self._seen = self._pool.submit(self._read, _latest, (), None).result()
@@ -70,16 +73,24 @@ class Readers:
         with self._polling:
             if self._closed:
                 return []
-            version = self._connection().pragma("data_version")
-            if version == getattr(self._local, "version", None):
+            if self._poller is None:
+                self._poller = self._connect()
+            version = self._poller.pragma("data_version")
+            if version == self._version:
                 return []
-            self._seen, found = self._read(_moved, (self._seen,), None)
-            self._local.version = version
+            self._seen, found = self._read(_moved, (self._seen,), None, self._poller)
+            self._version = version
         return [item for item in found if watched is None or item[0] in watched]
 
-    def _read(self, work: Callable[..., T], args: tuple[Any, ...], session: str | None) -> T:
+    def _read(
+        self,
+        work: Callable[..., T],
+        args: tuple[Any, ...],
+        session: str | None,
+        connection: apsw.Connection | None = None,
+    ) -> T:
         with self._database.failures(StoreFailed, "read", session):
-            connection = self._connection()
+            connection = connection or self._connection()
             cursor = connection.cursor()
             cursor.execute(SQL["begin_read"])
             try:
@@ -92,10 +103,13 @@ class Readers:
     def _connection(self) -> apsw.Connection:
         connection: apsw.Connection | None = getattr(self._local, "connection", None)
         if connection is None:
-            connection = self._database.connect()
-            connection.pragma("query_only", "ON")
-            self._local.connection = connection
-            self._open.append(connection)
+            connection = self._local.connection = self._connect()
+        return connection
+
+    def _connect(self) -> apsw.Connection:
+        connection = self._database.connect()
+        connection.pragma("query_only", "ON")
+        self._open.append(connection)
         return connection
 
 
