@@ -316,3 +316,6 @@ SELECT id, seq FROM sessions WHERE key IN (
 
 -- name: all_sessions
 SELECT id, seq FROM sessions
+
+-- name: deleted_sessions
+SELECT id, 0 FROM tombstones WHERE key > ?

@@ -121,6 +121,7 @@ def _moved(cursor: apsw.Cursor, seen: Any) -> tuple[Any, list[Any]]:
     latest = _latest(cursor)
     if latest[2] != seen[2]:
         # Keys of a deleted session's rows may be in use again: look at everything once.
-        return latest, cursor.execute(SQL["all_sessions"]).fetchall()
+        deleted = cursor.execute(SQL["deleted_sessions"], (seen[2] or 0,)).fetchall()
+        return latest, deleted + cursor.execute(SQL["all_sessions"]).fetchall()
     since = (seen[0] or 0, seen[1] or 0)
     return latest, cursor.execute(SQL["moved_sessions"], since).fetchall()

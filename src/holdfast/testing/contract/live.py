@@ -166,12 +166,16 @@ class LiveContract(ContractPlace):
         await store.close()
         assert await asyncio.wait_for(asyncio.gather(*tasks), WAIT) == [[], []]
 
-    async def test_who_follows_a_session_learns_of_its_deletion(self, store: SessionStore) -> None:
+    @pytest.mark.parametrize("by", ["this handle", "another"])
+    async def test_who_follows_a_session_learns_of_its_deletion(
+        self, place: Place, store: SessionStore, by: str
+    ) -> None:
+        deleting = store if by == "this handle" else await place.open()
         await store.create_session("s-1", SessionStarted())
         async with store.subscribe("s-1", after=1) as live, store.subscribe_all():
             following = asyncio.ensure_future(heard(live, 1))
             await asyncio.wait([following], timeout=0.2)
-            await store.delete("s-1")
+            await deleting.delete("s-1")
             with pytest.raises(SessionDeleted, match="s-1"):
                 await following
 
