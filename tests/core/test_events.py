@@ -1,5 +1,6 @@
 """Events chain by their digests, read back as they were, and tolerate a newer release's types."""
 
+from dataclasses import dataclass
 from dataclasses import replace as replace_fact
 
 import pytest
@@ -133,6 +134,27 @@ def test_a_fact_that_could_not_be_read_back_is_never_written(change, complaint):
     fact = replace_fact(facts.TurnPut(turn=1, status="open"), **change)
     with pytest.raises(InvalidRecord, match=complaint):
         data_of(fact)
+
+
+@pytest.mark.parametrize("content", [None, "", "hello", {}])
+def test_a_fact_without_its_value_is_never_written(content):
+    with pytest.raises(InvalidRecord, match=r"message\.appended\.content"):
+        data_of(facts.MessageAppended(message=1, role="user", content=content))
+
+
+@pytest.mark.parametrize("inputs", [["a"], {"a": "text"}])
+def test_inputs_that_are_no_slots_are_never_written(inputs):
+    with pytest.raises(InvalidRecord, match=r"turn\.started\.inputs"):
+        data_of(facts.TurnStarted(turn=1, inputs=inputs))
+
+
+def test_a_fact_of_a_type_of_its_own_is_never_written():
+    @dataclass(frozen=True, slots=True, kw_only=True)
+    class Mood(facts.TurnPut):
+        mood: str = ""
+
+    with pytest.raises(InvalidRecord, match="Mood is no fact"):
+        data_of(Mood(turn=1, status="open"))
 
 
 def test_stored_data_that_does_not_fit_is_corruption_of_that_event():

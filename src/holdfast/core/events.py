@@ -133,19 +133,29 @@ def forms(fact: Fact) -> tuple[Record, Record, list[Slot]]:
     slots: list[Slot] = []
     for name, shape in plan.slots:
         value = getattr(fact, name)
-        if not value:
+        if value is None and name not in plan.required:
             continue
         if shape is _SLOT:
+            if type(value) is not Slot:
+                raise _no_slot(fact, name, value)
             covered[name] = value.ref()
             slots.append(value)
             if value.inline or value.erased is not None:
                 apart[name] = to_record(value)
-        else:
+        elif value:
+            if type(value) is not dict or any(type(item) is not Slot for item in value.values()):
+                raise _no_slot(fact, name, value)
             _check_nested(fact, name, dict.fromkeys(value))
             covered[name] = {key: item.ref() for key, item in value.items()}
             apart[name] = {key: to_record(item) for key, item in value.items()}
             slots += value.values()
     return covered, covered | apart if apart else covered, slots
+
+
+def _no_slot(fact: Fact, name: str, value: Any) -> InvalidRecord:
+    return InvalidRecord(
+        f"{fact.TYPE}.{name} is a {type(value).__name__}; pass what `slot(value, kind)` returns"
+    )
 
 
 def data_of(fact: Fact) -> Record:
@@ -195,13 +205,11 @@ def _check_keys(fact: Fact, name: str, value: Any) -> None:
 def slots_of(fact: Fact) -> list[Slot]:
     """Return the slots of a fact with the bytes they carry."""
     found: list[Slot] = []
-    for name, shape in _plan(type(fact)).slots:
+    for name, _ in _plan(type(fact)).slots:
         value = getattr(fact, name)
-        if value is not None:
-            if shape is _SLOT:
-                found.append(value)
-            else:
-                found.extend(value.values())
+        # Whatever else stands there is refused when the fact is written.
+        parts = value.values() if isinstance(value, dict) else [value]
+        found += [item for item in parts if isinstance(item, Slot)]
     return found
 
 
@@ -292,6 +300,7 @@ class _Plan(NamedTuple):
 
     fields: tuple[tuple[str, Any, Any], ...]
     slots: tuple[tuple[str, str], ...]
+    required: frozenset[str]
     plain: tuple[str, ...]
     defaults: tuple[Any, ...]
     read: Callable[[Fact], tuple[Any, ...]]
@@ -307,6 +316,11 @@ def _plan(cls: type[Fact]) -> _Plan:
 
 
 def _make_plan(cls: type[Fact]) -> _Plan:
+    if FACTS.get(cls.TYPE) is not cls:
+        raise InvalidRecord(
+            f"{cls.__qualname__} is no fact that this release can read back; store what you have "
+            "to say as a value of one that is"
+        )
     hints = get_type_hints(cls)
     found = tuple(
         (
@@ -322,6 +336,7 @@ def _make_plan(cls: type[Fact]) -> _Plan:
     plan = _PLANS[cls] = _Plan(
         fields=found,
         slots=slots,
+        required=frozenset(name for name, _, default in found if default is MISSING),
         plain=names,
         defaults=tuple(default for _, _, default in plain),
         read=_reader(names),
