@@ -128,6 +128,21 @@ def test_a_slot_that_no_record_can_hold_is_refused(change):
         extend(begin().state, [new], at=AT)
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"id": "sha256:" + BIG.id[7:].upper()},
+        {"id": "sha256:" + BIG.id[7:39] + " " + BIG.id[39:]},
+        {"id": "sha256:zz"},
+        {"size": -1, "apart": True},
+        {"size": 2**60},
+    ],
+)
+def test_a_ref_that_could_not_be_read_back_is_refused(change):
+    with pytest.raises((InvalidRef, InvalidId)):
+        extend(begin().state, [message(1, replace(BIG.bare(), **change))], at=AT)
+
+
 def test_an_erased_value_cannot_be_referred_to_again():
     gone = Slot(BIG.id, "text", "message", BIG.size, None, Erased(AT, "asked"))
     with pytest.raises(InvalidRef, match="erased"):

@@ -18,10 +18,11 @@ from holdfast.core.events import Event, stamp
 from holdfast.core.facts import Fact, HeadPublished
 from holdfast.core.fold import apply
 from holdfast.core.heads import EdgeDraft, HeadDraft
-from holdfast.core.ids import check_key
+from holdfast.core.ids import check_content_id, check_key
 from holdfast.core.payloads import ENCODINGS, KINDS, Slot, check_bytes, manifest_slots
 from holdfast.core.state import State
 from holdfast.core.status import check_legal
+from holdfast.core.values import MAX_INTEGER
 
 _NUMBERED: dict[type[Fact], str] = {
     facts.MessageAppended: "message",
@@ -182,6 +183,10 @@ def _payloads(slots: Iterable[Slot]) -> tuple[dict[str, Slot], dict[str, Slot]]:
         if type(item.size) is not int or item.encoding not in ENCODINGS or item.kind not in KINDS:
             raise InvalidRef(f"{item!r} is no value that records can hold")
         if not item.inline:
+            # A store may know the payload by its bytes and never look at how its id is spelled.
+            check_content_id(item.id)
+            if not 0 <= item.size <= MAX_INTEGER:
+                raise InvalidRef(f"{item!r} has a size that no payload has")
             queue.append(item)
         elif item.data is not None:
             check_bytes(item, item.data)
