@@ -54,6 +54,10 @@ async def filled(path: Path) -> None:
         ("UPDATE events SET type = 'step.started' WHERE seq = 2", "digest"),
         ("UPDATE events SET version = 2 WHERE seq = 2", "digest"),
         ("DELETE FROM events WHERE seq = 3", "gap"),
+        ("UPDATE events SET data = replace(data, 'sha256:', 'sha257:') WHERE seq = 4", "digest"),
+        ("UPDATE events SET data = replace(data, '\"kind\"', '\"kine\"') WHERE seq = 4", "digest"),
+        ("UPDATE events SET data = replace(data, '\"text\"', '\"tezt\"') WHERE seq = 4", "digest"),
+        ("UPDATE sessions SET labels = '{'", "state"),
     ],
 )
 async def test_a_changed_row_is_found(tmp_path: Path, statement: str, kind: str) -> None:

@@ -22,7 +22,7 @@ from typing import Annotated, Any, NamedTuple, Union, get_args, get_origin, get_
 import msgspec
 
 from holdfast.core import facts, run_facts
-from holdfast.core.errors import Corruption, InvalidRecord
+from holdfast.core.errors import Corruption, InvalidInput, InvalidRecord
 from holdfast.core.facts import Fact
 from holdfast.core.payloads import Slot, digest_form, from_record, to_record
 from holdfast.core.records import Record, canonical, encode, explain, fits, parse
@@ -109,11 +109,14 @@ def _chain(previous: str, seq: int, kind: str, version: int, at: str, covered: R
 
 def check_digest(previous: str, event: Event) -> None:
     """Raise Corruption where an event's digest does not follow from its content."""
-    if not _AT.fullmatch(event.at) or event.digest != event_digest(
-        previous, event.seq, event.type, event.version, event.at, event.data
-    ):
+    why = ""
+    try:
+        digest = event_digest(previous, event.seq, event.type, event.version, event.at, event.data)
+    except InvalidInput as error:
+        digest, why = "", f": {error}"  # stored like this it is damage, whoever passed what
+    if not _AT.fullmatch(event.at) or event.digest != digest:
         raise Corruption(
-            f"event {event.seq} of session {event.session!r} does not match its digest",
+            f"event {event.seq} of session {event.session!r} does not match its digest{why}",
             session=event.session,
             seq=event.seq,
         )

@@ -173,6 +173,13 @@ def page(
     return found[:limit]
 
 
+def _labels(text: str) -> dict[str, str]:
+    try:
+        return msgspec.json.decode(text, type=dict[str, str])
+    except msgspec.MsgspecError:
+        return {}  # one damaged row hides no other session; verify says that it differs
+
+
 def _info(row: Any, is_live: Callable[[str | None], bool]) -> SessionInfo:
     (
         _, session_id, tenant, kind, agent, parent, origin, labels, started_at, imported,
@@ -197,7 +204,7 @@ def _info(row: Any, is_live: Callable[[str | None], bool]) -> SessionInfo:
         last_turn=last_turn,
         parent=parent,
         origin=origin,
-        labels=msgspec.json.decode(labels),
+        labels=_labels(labels),
         imported=bool(imported),
         inbox=waiting,
     )
