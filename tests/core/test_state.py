@@ -1,5 +1,7 @@
 """The fold is pure, works in any portions, stays small and says what is open."""
 
+from decimal import Inexact, localcontext
+
 import msgspec
 import pytest
 from hypothesis import given, settings
@@ -135,3 +137,16 @@ def test_an_ended_session_has_nothing_open(end):
     state = play(begin().state, facts.TurnStarted(turn=1), request("a"), end)
     assert (state.turn, state.calls) == (None, {})
     assert state.status == end.TYPE.removeprefix("session.")
+
+
+def test_what_was_spent_does_not_hang_on_the_decimal_context_of_a_thread():
+    state = play(
+        begin().state,
+        facts.TurnStarted(turn=1),
+        facts.StepStarted(step=1, turn=1, ordinal=1),
+    )
+    put = facts.StepPut(step=1, turn=1, status="replied", cost_usd="0.123456789")
+    with localcontext(prec=3, capitals=0, traps=[Inexact]):
+        after = play(state, put)
+        assert after.turn_spend()[1] == "0.123456789"
+    assert after.spend.usd == "0.123456789"

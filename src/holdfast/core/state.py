@@ -8,13 +8,39 @@ the garbage collector is spared all of them.
 
 from __future__ import annotations
 
-from decimal import Decimal
+from decimal import (
+    ROUND_HALF_EVEN,
+    Context,
+    Decimal,
+    DivisionByZero,
+    InvalidOperation,
+    Overflow,
+)
 
 import msgspec
 
 from holdfast.core import facts, status
 from holdfast.core.events import chain_start
 from holdfast.core.payloads import Slot
+
+# Each thread has a decimal context that its program may change: the fold has one of its own.
+_MONEY = Context(
+    prec=28,
+    rounding=ROUND_HALF_EVEN,
+    Emin=-999999,
+    Emax=999999,
+    capitals=1,
+    clamp=0,
+    traps=[InvalidOperation, DivisionByZero, Overflow],
+)
+
+
+def _plus(one: str, other: str) -> str:
+    return _MONEY.to_sci_string(_MONEY.add(Decimal(one, _MONEY), Decimal(other, _MONEY)))
+
+
+def _minus(one: str, other: str) -> str:
+    return _MONEY.to_sci_string(_MONEY.subtract(Decimal(one, _MONEY), Decimal(other, _MONEY)))
 
 
 class OpenTurn(msgspec.Struct, frozen=True, gc=False):
@@ -81,7 +107,7 @@ class Spend(msgspec.Struct, frozen=True, gc=False):
         asked = None if usage is None else usage.get("input_tokens")
         answered = None if usage is None else usage.get("output_tokens")
         return Spend(
-            usd=self.usd if usd is None else str(Decimal(self.usd) + Decimal(usd)),
+            usd=self.usd if usd is None else _plus(self.usd, usd),
             input_tokens=self.input_tokens + (asked or 0),
             output_tokens=self.output_tokens + (answered or 0),
             unknown_usd=self.unknown_usd + (ceiling or usd is None),
@@ -138,7 +164,7 @@ class State(msgspec.Struct, frozen=True, gc=False):
             "output_tokens": spend.output_tokens - turn.output_tokens if known else None,
         }
         known_usd = spend.unknown_usd == turn.unknown_usd
-        return usage, str(Decimal(spend.usd) - Decimal(turn.usd)) if known_usd else None
+        return usage, _minus(spend.usd, turn.usd) if known_usd else None
 
 
 def empty(session: str) -> State:
