@@ -64,3 +64,15 @@ async def test_looking_does_not_create(tmp_path):
     with pytest.raises(StoreNotFound, match="HOLDFAST_STORE"):
         await open_store(start=tmp_path, create=False)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("kind", ["sqlite:", "files:", ""])
+async def test_looking_makes_no_store_of_a_folder_that_is_there(tmp_path, kind):
+    with pytest.raises(StoreNotFound):
+        await open_store(f"{kind}{tmp_path}", create=False)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_of_runs_is_not_taken_for_a_store_of_files(tmp_path):
+    (tmp_path / "runs").mkdir()
+    assert store_url(tmp_path)[0] == f"sqlite:{tmp_path}"

@@ -17,6 +17,8 @@ from holdfast.stores.port import SessionStore
 STORE_FOLDER = ".holdfast"
 STORE_VARIABLE = "HOLDFAST_STORE"
 KINDS = ("sqlite", "files", "memory")
+MARKS = {"sqlite": "events.db", "files": "holdfast.json"}
+"""What is in every store of a kind."""
 
 
 def find_folder(start: Path) -> Path | None:
@@ -55,7 +57,8 @@ async def open_store(
 
         return MemorySessionStore()
     path = Path(place)
-    if not create and not await asyncio.to_thread(path.exists):
+    # A folder that something else made is no store either: looking leaves nothing in it.
+    if not create and not await asyncio.to_thread((path / MARKS[kind]).exists):
         raise StoreNotFound(
             f"there is no store at {place!r}; start a session there first, or name another with "
             f"--store or ${STORE_VARIABLE}"
@@ -78,5 +81,6 @@ def _as_url(text: str) -> str:
     if colon and len(kind) > 1 and kind.isalnum() and "/" not in kind and not Path(text).exists():
         raise InvalidInput(f"{text!r} is no store: use a path, or one of {', '.join(KINDS)}:PATH")
     path = Path(text).expanduser().absolute()
-    marked_files = (path / "runs").is_dir() and not (path / "events.db").exists()
+    sqlite, files = ((path / MARKS[kind]).exists() for kind in ("sqlite", "files"))
+    marked_files = files and not sqlite
     return f"{'files' if marked_files else 'sqlite'}:{path}"
