@@ -158,3 +158,14 @@ def test_a_hostile_tenant_names_no_path(tmp_path, tenant):
 def test_a_hostile_blob_id_names_no_path(tmp_path, blob_id):
     with pytest.raises(InvalidId):
         DirectoryBlobStore(tmp_path).get("default", blob_id)
+
+
+def test_what_others_left_in_the_folders_is_no_blob(tmp_path):
+    blobs = DirectoryBlobStore(tmp_path)
+    blobs.put("t-1", ID, DATA)
+    shard = next(tmp_path.rglob("*.zst")).parent
+    for folder in (tmp_path, tmp_path / "t-1", shard):
+        (folder / ".DS_Store").write_bytes(b"x")
+    (shard / "copy of it.zst").write_bytes(b"x")
+    assert [entry.id for entry in blobs.entries()] == [ID]
+    blobs.sweep(0)

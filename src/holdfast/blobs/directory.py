@@ -14,7 +14,7 @@ from pathlib import Path
 from holdfast.blobs.disk import TEMPORARY, Disk
 from holdfast.blobs.port import BlobEntry
 from holdfast.core.errors import Corruption
-from holdfast.core.ids import check_content_id, check_id
+from holdfast.core.ids import check_content_id, check_id, is_content_id
 
 if sys.version_info >= (3, 14):
     from compression import zstd
@@ -73,10 +73,10 @@ class DirectoryBlobStore:
     def entries(self) -> Iterator[BlobEntry]:
         """Yield every blob."""
         for tenant, path in self._files():
-            if path.name.endswith(_SUFFIX):
+            name = _PREFIX + path.name.removesuffix(_SUFFIX)
+            if path.name.endswith(_SUFFIX) and is_content_id(name):  # else it is nobody's blob
                 found = self._disk.stat(path)
                 if found is not None:
-                    name = _PREFIX + path.name.removesuffix(_SUFFIX)
                     yield BlobEntry(tenant, name, found.size, found.modified)
 
     def sweep(self, older_than: float) -> None:

@@ -80,10 +80,10 @@ class Disk:
         return FileStat(found.st_size, found.st_mtime)
 
     def names(self, path: Path) -> list[str]:
-        """Return the sorted names in a directory, none where it is missing."""
+        """Return the sorted names in a directory, none where it is missing or a file."""
         try:
             return sorted(os.listdir(path))
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return []
 
     def make_directories(self, path: Path) -> None:

@@ -54,6 +54,11 @@ def check_content_id(value: object) -> str:
     return value
 
 
+def is_content_id(value: str) -> bool:
+    """Tell whether a text is a content id."""
+    return _CONTENT_ID.fullmatch(value) is not None
+
+
 def new_session_id() -> str:
     """Return a new time-ordered session id."""
     return "s-" + str(_uuid7())
