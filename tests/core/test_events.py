@@ -239,3 +239,11 @@ def test_named_inputs_cannot_be_written_in_the_form_of_a_ref():
 
 def test_an_empty_state_is_what_the_chain_begins_with():
     assert empty("s-1").digest == chain_start("s-1")
+
+
+def test_an_event_does_not_change_with_what_its_fact_was_made_of():
+    usage = {"input_tokens": 1}
+    fact = facts.TurnPut(turn=1, status="open", usage=usage)
+    event = stamp(chain_start("s-1"), "s-1", 1, AT, fact)
+    usage["input_tokens"] = 2
+    check_digest(chain_start("s-1"), event)

@@ -178,6 +178,7 @@ def _check_plain(fact: Fact, plan: _Plan, plain: Record) -> None:
     for name in plan.nested:
         if name in plain:
             _check_nested(fact, name, plain[name])
+            plain[name] = _copied(plain[name])  # the caller may go on with his own
 
 
 def _check_nested(fact: Fact, name: str, value: Any) -> None:
@@ -185,6 +186,12 @@ def _check_nested(fact: Fact, name: str, value: Any) -> None:
     if not fits(value):
         explain(value, f"{fact.TYPE}.{name}")
     _check_keys(fact, name, value)
+
+
+def _copied(value: Any) -> Any:
+    if type(value) is dict:
+        return {key: _copied(part) for key, part in value.items()}
+    return [_copied(part) for part in value] if type(value) is list else value
 
 
 _EXACT = frozenset({str, int, bool, dict, list})
