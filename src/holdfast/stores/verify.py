@@ -234,8 +234,7 @@ class _Verification:
             if item.erased is not None:
                 self.erased[item.id] = item.erased.rule
                 continue
-            if item.id in self.erased:
-                continue
+            # Erased before, it may have been said again since: the store knows.
             self.checked.add(item.id)
             try:
                 self.reach.follow(item, await self.store.get_payload(self.session, item.id))

@@ -10,6 +10,7 @@ from msgspec import structs
 
 from holdfast.core import facts
 from holdfast.core.errors import (
+    Corruption,
     InvalidInput,
     InvalidRef,
     LeaseHeld,
@@ -81,6 +82,22 @@ class DeleteContract(ContractPlace):
 
 class EraseContract(ContractPlace):
     """What is left of an erased value."""
+
+    async def test_verify_looks_at_a_value_that_was_erased_and_said_again(
+        self, store: SessionStore, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        driver = await drive(store)
+        await driver.say(BIG)
+        await store.erase("s-1", BIG.id, "privacy")
+        await driver.say(BIG)
+        report = await verify(store, "s-1")
+        assert (report.ok, report.payloads, report.erased) == (True, 1, 1)
+
+        async def lost(session_id: str, payload_id: str) -> bytes:
+            raise Corruption(f"payload {payload_id!r} is missing")
+
+        monkeypatch.setattr(store, "get_payload", lost)
+        assert [p.kind for p in (await verify(store, "s-1")).problems] == ["payload"]
 
     @pytest.mark.parametrize("item", [TINY, BIG, HUGE], ids=lambda i: str(i.size))
     async def test_an_erased_value_is_gone_everywhere_and_the_proof_still_holds(
