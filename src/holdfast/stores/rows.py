@@ -32,6 +32,8 @@ from holdfast.core.errors import (
 from holdfast.core.events import Event
 from holdfast.core.ids import check_key, friendly_name
 from holdfast.core.payloads import (
+    ENCODINGS,
+    KINDS,
     Erased,
     Reach,
     Slot,
@@ -54,6 +56,7 @@ from holdfast.stores.port import (
 )
 
 INBOX_KINDS = frozenset({"message", "answer", "expiry", "stop", "budget", "child_ended"})
+_ASKED_ENCODINGS = ENCODINGS - {"manifest"}
 LARGEST = 2**62
 """No position or count is larger; sums of two still fit into 64 bits."""
 
@@ -147,6 +150,11 @@ def check_draft(draft: InboxDraft) -> None:
         raise InvalidInput(f"unknown inbox kind {draft.kind!r}; use one of {sorted(INBOX_KINDS)}")
     if draft.content is not None and draft.content.data is None:
         raise InvalidInput(f"the content of inbox item {draft.key!r} comes without its bytes")
+    if draft.content is not None and (
+        draft.content.encoding not in _ASKED_ENCODINGS or draft.content.kind not in KINDS
+    ):
+        # What a manifest leads to is proven by appends alone.
+        raise InvalidRef(f"{draft.content!r} is no value that an inbox item can hold")
 
 
 def same_item(stored: InboxItem, draft: InboxDraft) -> InboxItem:

@@ -107,7 +107,7 @@ class Log:
             return self.states.load(cursor, row)
         source = None if adopt_from is None else sessions.find(cursor, adopt_from)
         row = sessions.insert(cursor, batch.state)
-        self._store(cursor, row, batch, source)
+        self._store(cursor, row, batch, source, empty(session_id))
         return batch.state
 
     def foresee(self, request: Request) -> Foreseen | None:
@@ -133,7 +133,10 @@ class Log:
             return None  # the transaction looks itself, and says why
         given, referred = batch.payloads, []
         if len(batch.refs) > len(given):
-            referred = [payload_id for payload_id in batch.refs if payload_id not in given]
+            bare = [item for payload_id, item in batch.refs.items() if payload_id not in given]
+            if not all(payloads.is_proven(state, item) for item in bare):
+                return None
+            referred = [item.id for item in bare]
         return Foreseen(
             row,
             Appended(batch.events, batch.state, batch.head),
@@ -176,13 +179,14 @@ class Log:
                 "state again",
                 seq=row.seq,
             )
-        batch = complete(_draft(self.states.load(cursor, row), request))
+        before = self.states.load(cursor, row)
+        batch = complete(_draft(before, request))
         source = None
         if request.adopt_from is not None:
             source = sessions.find(cursor, request.adopt_from)
         for key in request.consumes:
             self._consume(cursor, row, key, batch.state.seq)
-        self._store(cursor, row, batch, source)
+        self._store(cursor, row, batch, source, before)
         sessions.move(cursor, row.key, batch.state)
         inbox = None
         if request.release:
@@ -191,10 +195,15 @@ class Log:
         return Appended(batch.events, batch.state, batch.head, inbox)
 
     def _store(
-        self, cursor: apsw.Cursor, row: SessionRow, batch: Batch, source: SessionRow | None
+        self,
+        cursor: apsw.Cursor,
+        row: SessionRow,
+        batch: Batch,
+        source: SessionRow | None,
+        before: State,
     ) -> None:
         if len(batch.refs) > len(batch.payloads):
-            payloads.prove(cursor, self._blobs, row, batch, source)
+            payloads.prove(cursor, self._blobs, row, batch, source, before)
         if batch.payloads:
             payloads.keep(cursor, self._blobs, row, batch.payloads.values(), used=True)
         rowed = events.stored(row.key, batch.events)

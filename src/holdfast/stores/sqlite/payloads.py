@@ -19,6 +19,7 @@ from holdfast.blobs.port import BlobStore
 from holdfast.core.errors import HoldfastError
 from holdfast.core.log import Batch
 from holdfast.core.payloads import Reach, Slot, check_bytes
+from holdfast.core.state import State
 from holdfast.stores import rows
 from holdfast.stores.port import ROW_PAYLOAD_BYTES
 from holdfast.stores.sqlite.database import SQL
@@ -133,8 +134,22 @@ def in_use(cursor: apsw.Cursor, blobs: BlobStore, row: SessionRow, payload_id: s
     return not found.in_file or blobs.has(row.tenant, payload_id)
 
 
+def is_proven(before: State, item: Slot) -> bool:
+    """Tell whether what a payload in use leads to is known to be here.
+
+    Equal bytes may stand as a user's text too: that a payload is in use does not say that it was
+    ever proven as a manifest, but the namespace of the log so far was.
+    """
+    return item.encoding != "manifest" or item == before.vars
+
+
 def prove(
-    cursor: apsw.Cursor, blobs: BlobStore, row: SessionRow, batch: Batch, source: SessionRow | None
+    cursor: apsw.Cursor,
+    blobs: BlobStore,
+    row: SessionRow,
+    batch: Batch,
+    source: SessionRow | None,
+    before: State,
 ) -> None:
     """Check that every payload referred to without bytes is here and may be referred to."""
     reach = Reach(item for item in batch.refs.values() if item.id not in batch.payloads)
@@ -143,16 +158,21 @@ def prove(
             continue
         found = find(cursor, row, item.id)
         if found is None or found.used is None:
-            _check_not_erased(cursor, row, item.id)
+            erasure = _erasure(cursor, row, item.id)
+            if erasure is not None and item.id in batch.refs:
+                raise rows.erased_error(item.id, *erasure)
+            if erasure is not None:
+                continue  # a manifest is not rewritten when a part of it is erased
         if found is None:
             raise rows.foreign_error(row.id, item.id)
         if found.used is None and not _may_adopt(cursor, row, source, found.key):
             raise rows.foreign_error(row.id, item.id)
         if found.in_file and not blobs.has(row.tenant, item.id):
             raise rows.missing_error(row.id, item.id)
-        if found.used:
-            continue  # what its manifest names was proven when it was first used
-        _refer(cursor, found.key, row.key, used=True)
+        if not found.used:
+            _refer(cursor, found.key, row.key, used=True)
+        elif is_proven(before, item):
+            continue
         if item.encoding == "manifest":
             reach.follow(item, data_of(cursor, blobs, row, item.id, found))
 

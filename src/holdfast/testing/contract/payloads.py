@@ -222,6 +222,49 @@ class PayloadContract(ContractPlace):
             await store.get_payload("s-1", secret.id)
         assert (await verify(store, "s-1")).ok
 
+    async def test_a_text_with_the_bytes_of_a_manifest_opens_no_way_to_others_payloads(
+        self, place: Place, store: SessionStore
+    ) -> None:
+        secret = text_of(5000, "s")
+        victim = await drive(store, "victim")
+        await victim.say(secret)
+        driver = await drive(store)
+        forged = manifest({"pad": "-" * 600, "part": secret.ref()}, "vars")
+        assert forged.data is not None
+        await driver.say(slot_of_bytes("text", forged.data, "message"))
+        with pytest.raises(InvalidRef):
+            await driver.append(facts.VarsCheckpointed(vars=forged.bare()))
+        with pytest.raises(InvalidRef):
+            await store.put_inbox("s-1", InboxDraft("k", "message", content=forged))
+        for handle in (store, await place.open()):
+            with pytest.raises(InvalidRef):
+                await handle.get_payload("s-1", secret.id)
+            assert (await verify(handle, "s-1")).ok
+
+    @pytest.mark.parametrize(("encoding", "kind"), [("rot13", "input"), ("text", "moon")])
+    async def test_an_inbox_item_that_could_not_be_read_back_is_refused(
+        self, store: SessionStore, encoding: str, kind: str
+    ) -> None:
+        await drive(store)
+        content = structs.replace(slot("hello", "input"), encoding=encoding, kind=kind)
+        with pytest.raises(InvalidRef):
+            await store.put_inbox("s-1", InboxDraft("k", "message", content=content))
+        assert await store.list_inbox("s-1") == []
+
+    async def test_a_manifest_put_before_a_part_of_it_was_erased_can_be_referred_to(
+        self, store: SessionStore
+    ) -> None:
+        one, two = text_of(5000, "1"), text_of(5000, "2")
+        both = manifest({"one": one.ref(), "two": two.ref()}, "vars")
+        driver = await drive(store)
+        for item in (one, two, both):
+            await store.put_payload("s-1", item)
+        await store.erase("s-1", one.id, "privacy")
+        await driver.append(facts.VarsCheckpointed(vars=both.bare()))
+        await driver.append(facts.VarsCheckpointed(vars=both.bare()))
+        report = await verify(store, "s-1")
+        assert (report.ok, report.erased) == (True, 1)
+
     async def test_equal_bytes_of_two_tenants_are_two_payloads(self, store: SessionStore) -> None:
         one = await drive(store, "one", facts.SessionStarted(tenant="t-1"))
         two = await drive(store, "two", facts.SessionStarted(tenant="t-2"))
