@@ -34,6 +34,7 @@ from holdfast.core.payloads import Reach, Slot, check_bytes, erased_mark, walk
 from holdfast.core.records import Record, canonical, parse
 from holdfast.core.state import State, empty
 from holdfast.stores.port import ImportOutcome, SessionStore
+from holdfast.stores.rows import erase_again
 
 if sys.version_info >= (3, 14):
     from compression import zstd
@@ -47,6 +48,7 @@ PAGE_EVENTS = 500
 
 async def export_sessions(store: SessionStore, session_ids: Sequence[str], path: Path) -> int:
     """Write sessions to a new file, atomically; return how many events it holds."""
+    session_ids = list(dict.fromkeys(session_ids))  # naming one twice is no reason to hold it twice
     for session_id in session_ids:
         await store.session_info(check_id(session_id))
     part = path.with_name(f"{path.name}.{secrets.token_hex(4)}.part")
@@ -100,12 +102,17 @@ _Item = tuple[Record, bytes | None]
 async def _session_records(store: SessionStore, session_id: str) -> AsyncIterator[_Item]:
     yield {"session": session_id}, None
     after, reach = 0, Reach()
+    gone: dict[str, tuple[str, str]] = {}
     while page := await store.read_events(session_id, after=after, limit=PAGE_EVENTS):
         for event in page:
             reach.add(walk(event.data))
-            async for record in _payload_records(store, session_id, reach):
-                yield record
-            yield {"event": parse(event_to_line(event))}, None
+            async for record, data in _payload_records(store, session_id, reach):
+                if "erased" in record:
+                    gone[record["payload"]] = (record["erased"]["at"], record["erased"]["rule"])
+                yield record, data
+            # What was erased since the page was read is erased in the copy too.
+            for shown in erase_again([event], gone):
+                yield {"event": parse(event_to_line(shown))}, None
         after = page[-1].seq
 
 

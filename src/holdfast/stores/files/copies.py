@@ -66,6 +66,9 @@ def import_log(
             slots = rows.slots_with_inner(new, payloads, {**(erased or {}), **gone})
             restores = _put_payloads(files, state.tenant, slots, payloads)
             marks = {i.id: (i.erased.at, i.erased.rule) for i in slots if i.erased is not None}
+            if exists and marks:
+                # What the original erased since still stands in the events that both have.
+                restores |= marks.keys() - files.foreign(marks)
             _heal_payloads(files, state.tenant, stored.events, payloads, gone)
             if not new and not stored.mended:
                 return ImportOutcome(files.id, "unchanged", 0)

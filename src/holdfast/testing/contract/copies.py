@@ -57,6 +57,50 @@ class CopyContract(ContractPlace):
         await copy.append(driven, driver.state.seq, [driver.message("goes on here")])
         await copy.close()
 
+    async def test_a_value_erased_while_it_is_exported_leaves_a_file_that_imports(
+        self,
+        place: Place,
+        store: SessionStore,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        driver = await drive(store)
+        await driver.say(slot("a" * 5000, "message"))
+        await driver.say(BIG)
+        await driver.say(BIG)
+        read = store.get_payload
+
+        async def meanwhile(session_id: str, payload_id: str) -> bytes:
+            if BIG.id not in await store.erased("s-1"):
+                await store.erase("s-1", BIG.id, "privacy")
+            return await read(session_id, payload_id)
+
+        monkeypatch.setattr(store, "get_payload", meanwhile)
+        file = tmp_path / "export"
+        await export_sessions(store, ["s-1", "s-1"], file)
+        copy = await place.beside("copy").open()
+        assert [o.outcome for o in await import_sessions(copy, file)] == ["created"]
+        assert await view(copy, "s-1") == await view(store, "s-1")
+        await copy.close()
+
+    async def test_what_the_original_erased_since_stays_readable_where_a_copy_still_says_it(
+        self, place: Place, store: SessionStore, tmp_path: Path
+    ) -> None:
+        driver = await drive(store)
+        await driver.say(BIG)
+        file = tmp_path / "export"
+        await export_sessions(store, ["s-1"], file)
+        copy = await place.beside("copy").open()
+        await import_sessions(copy, file)
+        await driver.say(BIG)
+        await store.erase("s-1", BIG.id, "privacy")
+        await export_sessions(store, ["s-1"], file)
+        assert [o.outcome for o in await import_sessions(copy, file)] == ["forwarded"]
+        assert (await copy.gc(grace_seconds=0)).payloads == 0
+        assert await copy.get_payload("s-1", BIG.id) == BIG.data
+        assert (await verify(copy, "s-1")).ok
+        await copy.close()
+
     async def test_a_small_value_that_stands_inline_and_apart_arrives_as_both(
         self, place: Place, store: SessionStore, tmp_path: Path
     ) -> None:
