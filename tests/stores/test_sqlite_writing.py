@@ -628,3 +628,38 @@ async def test_subscribers_that_come_and_go_leave_no_connection_behind(tmp_path)
         counts.append(len(apsw.connections()))
     await store.close()
     assert counts[-1] == counts[0]
+
+
+async def test_an_erasure_that_is_cancelled_takes_the_bytes_all_the_same(tmp_path):
+    store = await SqliteSessionStore.open(tmp_path)
+    lease, _ = await start(store)
+    await store.append(lease, 1, [message(1, LARGE)])
+    erasing = asyncio.ensure_future(store.erase("talk", LARGE.id, "privacy"))
+    await asyncio.sleep(0)
+    erasing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await erasing
+    assert LARGE.id in await store.erased("talk")
+    assert not list(tmp_path.rglob("*.zst"))
+    await store.close()
+
+
+async def test_an_erasure_that_could_not_take_the_bytes_says_so_and_can_be_repeated(tmp_path):
+    class Stubborn(Disk):
+        stubborn = True
+
+        def unlink(self, path):
+            if self.stubborn and path.name.endswith(".zst"):
+                raise OSError(5, "Input/output error")
+            super().unlink(path)
+
+    disk = Stubborn()
+    store = await SqliteSessionStore.open(tmp_path, disk=disk)
+    lease, _ = await start(store)
+    await store.append(lease, 1, [message(1, LARGE)])
+    with pytest.raises(OutcomeUnknown, match="was erased"):
+        await store.erase("talk", LARGE.id, "privacy")
+    disk.stubborn = False
+    assert await store.erase("talk", LARGE.id, "privacy") == 0
+    assert not list(tmp_path.rglob("*.zst"))
+    await store.close()

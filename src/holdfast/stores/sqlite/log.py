@@ -260,8 +260,8 @@ class Log:
 
     def erase(
         self, session_id: str, payload_id: str, rule: str, cursor: apsw.Cursor
-    ) -> tuple[int, str | None]:
-        """Erase a value; return in how many places, and the tenant whose blob is now unused."""
+    ) -> tuple[int, str]:
+        """Erase a value; return in how many places, and the tenant whose blob may be unused."""
         row = sessions.find(cursor, session_id)
         at = now()
         slots: list[Slot] = []
@@ -280,18 +280,18 @@ class Log:
         if not places and not waiting and not referred:
             erasure = (row.key, payloads.raw(payload_id))
             if cursor.execute(SQL["get_erasure"], erasure).fetchone() is not None:
-                return 0, None
+                return 0, row.tenant
             raise rows.foreign_error(session_id, payload_id)
         for item in waiting:
             leases.erase_content(cursor, row, item, Erased(at, rule))
         parts = self._parts(cursor, row, payload_id, found, places)
-        cursor.execute(SQL["insert_erasure"], (row.key, payloads.raw(payload_id), at, rule))
-        unused = found is not None and referred and payloads.let_go(cursor, row, found)
+        cursor.execute(SQL["put_erasure"], (row.key, payloads.raw(payload_id), at, rule))
+        if found is not None and referred:
+            payloads.let_go(cursor, row, found)
         if parts:
             slots += [item.content for item in inbox if item.content is not None]
             self._leave_to_gc(cursor, row, parts, [s for s in slots if s.id != payload_id])
-        in_file = unused and found is not None and found.in_file
-        return max(len(places), 1), row.tenant if in_file else None
+        return max(len(places), 1), row.tenant
 
     def _parts(
         self,

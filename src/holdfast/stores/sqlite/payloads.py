@@ -252,11 +252,9 @@ def closure(
     return met
 
 
-def let_go(cursor: apsw.Cursor, row: SessionRow, found: Found) -> bool:
-    """Take a session's ref away, and the payload where it was the last; tell whether it was."""
+def let_go(cursor: apsw.Cursor, row: SessionRow, found: Found) -> None:
+    """Take a session's ref away, and the payload where it was the last."""
     cursor.execute(SQL["forget_first_session"], (found.key, row.key))
     cursor.execute(SQL["delete_ref"], (found.key, row.key))
-    if cursor.execute(SQL["is_referred"], (found.key,)).fetchone() is not None:
-        return False
-    cursor.execute(SQL["delete_payload"], (found.key,))
-    return True
+    if cursor.execute(SQL["is_referred"], (found.key,)).fetchone() is None:
+        cursor.execute(SQL["delete_payload"], (found.key,))

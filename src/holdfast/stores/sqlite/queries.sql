@@ -247,6 +247,10 @@ SELECT count(*) FROM payloads
 -- name: insert_erasure
 INSERT INTO erasures (session, payload, at, rule) VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING
 
+-- name: put_erasure
+INSERT INTO erasures (session, payload, at, rule) VALUES (?, ?, ?, ?)
+ON CONFLICT DO UPDATE SET at = excluded.at, rule = excluded.rule
+
 -- name: get_erasure
 SELECT at, rule FROM erasures WHERE session = ? AND payload = ?
 

@@ -23,6 +23,7 @@ from holdfast.blobs.port import BlobStore
 from holdfast.core.errors import (
     InvalidInput,
     NothingWritten,
+    OutcomeUnknown,
     StoreFailed,
 )
 from holdfast.core.events import Event, slots_of
@@ -286,10 +287,21 @@ class SqliteSessionStore(SqliteReading):
         check_content_id(payload_id)
         check_key(rule, "erasure rule")
         work = partial(self._log.erase, session_id, payload_id, rule)
-        job: Job[tuple[int, str | None]] = Job(work, session_id, self._truncate)
-        places, tenant = await self._writer.run(job)
-        if tenant is not None:
+        job: Job[tuple[int, str]] = Job(work, session_id, self._truncate)
+        try:
+            places, tenant = await self._writer.run(job)
+        except asyncio.CancelledError:
+            if job.result is not None and job.error is None:
+                await self._sweep([(job.result[1], payload_id)])
+            raise
+        try:
+            # Also where it was erased before: an earlier call may not have come as far as this.
             await self._sweep([(tenant, payload_id)])
+        except StoreFailed as error:
+            raise OutcomeUnknown(
+                f"payload {payload_id!r} was erased from session {session_id!r}, but its bytes may "
+                f"be left in a file: {error}; erase it again"
+            ) from error
         return places
 
     async def gc(

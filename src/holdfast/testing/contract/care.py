@@ -83,6 +83,15 @@ class DeleteContract(ContractPlace):
 class EraseContract(ContractPlace):
     """What is left of an erased value."""
 
+    async def test_the_last_erasure_of_a_value_says_when_and_why(self, store: SessionStore) -> None:
+        driver = await drive(store)
+        for rule in ("expired:30d", "privacy"):
+            await driver.say(BIG)
+            await store.erase("s-1", BIG.id, rule)
+        assert (await store.erased("s-1"))[BIG.id][1] == "privacy"
+        with pytest.raises(PayloadNotFound, match="privacy"):
+            await store.get_payload("s-1", BIG.id)
+
     async def test_verify_looks_at_a_value_that_was_erased_and_said_again(
         self, store: SessionStore, monkeypatch: pytest.MonkeyPatch
     ) -> None:
