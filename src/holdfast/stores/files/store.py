@@ -116,7 +116,7 @@ class FilesSessionStore:
         given = tuple(payloads)
         return await self._write(
             session_id,
-            lambda files: writes.create(files, started, given, self._source(adopt_from)),
+            lambda files: writes.create(files, started, given, lambda: self._source(adopt_from)),
         )
 
     async def append(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -60,7 +60,7 @@ def create(
     files: SessionFiles,
     started: SessionStarted,
     payloads: tuple[Slot, ...],
-    source: SessionFiles | None,
+    find_source: Callable[[], SessionFiles | None],
 ) -> State:
     """Create a session by its first event, or return the existing one's state."""
     disk, layout = files.place.disk, files.place.layout
@@ -68,7 +68,8 @@ def create(
         raise _deleted(files)
     batch = extend(empty(files.id), [started], at=now(), payloads=payloads)
     if disk.stat(files.log.path) is not None:
-        return _existing(files, batch)
+        return _existing(files, batch)  # which needs its source no longer
+    source = find_source()
     with files.place.unswept(bool(batch.refs)):
         prove(files, empty(files.id), batch, source)
         keep(files, started.tenant, batch.payloads.values())

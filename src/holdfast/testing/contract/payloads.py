@@ -222,6 +222,16 @@ class PayloadContract(ContractPlace):
             await store.get_payload("s-1", secret.id)
         assert (await verify(store, "s-1")).ok
 
+    async def test_a_fork_is_created_again_without_its_source(self, store: SessionStore) -> None:
+        source = await drive(store, "source")
+        namespace = text_of(5000)
+        await source.append(facts.VarsCheckpointed(vars=namespace))
+        await store.release(source.lease)
+        started = facts.SessionStarted(kind="fork", vars=namespace.bare())
+        state = await store.create_session("fork", started, adopt_from="source")
+        await store.delete("source")
+        assert await store.create_session("fork", started, adopt_from="source") == state
+
     async def test_a_text_with_the_bytes_of_a_manifest_opens_no_way_to_others_payloads(
         self, place: Place, store: SessionStore
     ) -> None:
