@@ -280,3 +280,32 @@ async def test_a_read_only_directory_can_be_read_and_says_why_it_cannot_be_writt
     if isinstance(disk, FailingDisk):
         disk.heal()
     await store.close()
+
+
+@pytest.mark.parametrize("name", ["events.jsonl.", "inbox.jsonl."])
+async def test_an_erasure_that_failed_midway_can_be_repeated_by_anyone(tmp_path, name):
+    class Full(Disk):
+        full = False
+
+        def create(self, path, data):
+            if self.full and path.name.startswith(name):
+                raise OSError(28, "No space left on device")
+            super().create(path, data)
+
+    disk = Full()
+    asked = slot("i" * 5000, "input")
+    store = await FilesSessionStore.open(tmp_path, disk=disk)
+    await store.create_session("s-1", SessionStarted())
+    await store.put_inbox("s-1", InboxDraft("k", "message", content=asked))
+    disk.full = True
+    with pytest.raises(StoreFailed) as failed:
+        await store.erase("s-1", asked.id, "privacy")
+    held = (await store.list_inbox("s-1"))[0].content
+    assert held == asked or not isinstance(failed.value, NothingWritten)
+    await store.close()
+    store = await FilesSessionStore.open(tmp_path)
+    assert await store.erase("s-1", asked.id, "privacy") == 1
+    assert asked.id in await store.erased("s-1")
+    assert (await store.list_inbox("s-1"))[0].content is None
+    assert not list(tmp_path.rglob("*.zst"))
+    await store.close()

@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from holdfast.blobs.disk import TEMPORARY
-from holdfast.core.errors import HoldfastError, OutcomeUnknown
+from holdfast.core.errors import HoldfastError, OutcomeUnknown, StoreFailed
 from holdfast.core.events import now
 from holdfast.core.records import canonical
 from holdfast.stores import rows
@@ -49,8 +49,6 @@ def erase(
                 raise rows.foreign_error(files.id, payload_id)
             at = now()
             derived.remove(files)
-            _erase_in_inbox(files, payload_id)
-            files.grants.drop(payload_id)
             erased = {**header.erased, payload_id: (at, rule)}
             rewrite(
                 files,
@@ -58,6 +56,16 @@ def erase(
                 _erased_lines(files, tip, payload_id, at, rule),
                 f"erasing a value of session {files.id!r}",
             )
+            try:
+                # Afterwards: while it stands here the value counts as asked again, so that an
+                # erasure that got no further than the log can be repeated.
+                _erase_in_inbox(files, payload_id)
+                files.grants.drop(payload_id)
+            except (OSError, StoreFailed) as error:
+                raise OutcomeUnknown(
+                    f"payload {payload_id!r} was erased from the log of session {files.id!r}, but "
+                    f"maybe not from its inbox: {error}; erase it again"
+                ) from error
         try:
             if not is_used(tip.state.tenant, payload_id):
                 files.place.blobs.remove(tip.state.tenant, payload_id)
