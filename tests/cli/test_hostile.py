@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import pty
@@ -9,6 +10,14 @@ import subprocess
 import sys
 
 from conftest import COMMAND, cell
+
+from holdfast.core.events import chain_start, event_digest
+from holdfast.core.records import canonical
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
 
 TITLE = "\x1b]0;taken over\x07"
 CLIPBOARD = "\x1b]52;c;cm0gLXJm\x07"
@@ -147,3 +156,21 @@ def test_warnings_that_quote_hostile_text_are_harmless(shell):
     )
     assert done.stderr.count("start") == 2
     assert_harmless(done.stderr)
+
+
+def test_an_imported_event_of_a_hostile_type_is_harmless(shell):
+    """Who makes an export names its unknown event types, and they verify."""
+    started = "2030-01-02T03:04:05.678901Z"
+    digest, records = chain_start("evil"), []
+    for number, kind in enumerate(("session.started", HOSTILE), start=1):
+        digest = event_digest(digest, number, kind, 1, started, {})
+        event = {"at": started, "data": {}, "digest": digest, "seq": number, "type": kind, "v": 1}
+        records.append({"event": event})
+    lines = [{"at": started, "format": "holdfast.export", "v": 1}, {"session": "evil"}, *records]
+    text = b"".join(canonical(line) + b"\n" for line in lines)
+    end = canonical({"end": "sha256:" + hashlib.sha256(text).hexdigest()}) + b"\n"
+    (shell.place / "evil.holdfast").write_bytes(zstd.compress(text + end))
+    assert on_terminal(shell, "import", "evil.holdfast")[0] == 0
+    code, shown = on_terminal(shell, "events", "evil")
+    assert (code, "start" in shown) == (0, True)
+    assert_harmless(shown)

@@ -113,3 +113,10 @@ def test_help_loads_nothing_heavy_and_pipes_never_load_rich(shell):
 
     assert loaded("--help") == "[]"
     assert loaded("sessions") == "['asyncio', 'apsw', 'msgspec']"
+
+
+def test_a_file_s_line_ends_are_kept(shell):
+    (shell.place / "table.csv").write_bytes(b"a\r\nb\rc\n")
+    model = shell.script(cell("FINAL(text)"))
+    done = shell.json("run", "x", "--model", model, "--input", "text=@table.csv")
+    assert done["value"] == "a\r\nb\rc\n"

@@ -181,6 +181,14 @@ async def test_driving_time_ends_a_model_call_in_flight(lab: Lab) -> None:
         {"profile": "root"},
         {"max_turns": "many"},
         {"colour": "red"},
+        {"max_steps": 2.9},
+        {"max_steps": True},
+        {"max_steps": float("inf")},
+        {"max_tokens": 10**20},
+        {"leaf_timeout_seconds": 0},
+        {"model": ["a"]},
+        {"max_usd": True},
+        {"instructions": "\ud800"},
     ],
 )
 def test_a_bad_setting_is_named(given: dict[str, object]) -> None:
@@ -233,3 +241,41 @@ async def test_leaves_far_from_a_limit_are_made_at_once(lab: Lab) -> None:
     runtime = await lab.open(respond, max_tokens=10_000, max_output_tokens=100)
     session = await runtime.start()
     assert (await session.send("x")).value == ["ok"] * 6
+
+
+async def test_a_setting_that_is_none_at_the_start_leaves_the_runtime_s_limit(lab: Lab) -> None:
+    runtime = await lab.open(lambda request: "", max_usd="0.00", max_steps=7)
+    session = await runtime.start(max_usd=None, max_steps=None)
+    result = await session.send("x")
+    assert isinstance(result, holdfast.BudgetExceeded)
+    assert (result.limit, lab.requests) == ("max_usd", [])
+
+
+async def test_a_call_that_failed_counts_at_its_ceiling_and_the_session_goes_on(
+    tmp_path: Path,
+) -> None:
+    """One broken leaf call, or one broken step, must not end a session that has budget left."""
+    lines = [
+        {"reply": cell("r = map_lm(['a', 'b'])\nFINAL(r[1])"), "cost_usd": 0.01},
+        {"error": "server"},
+        {"reply": cell("FINAL('went on')"), "cost_usd": 0.01},
+        {"leaf": True, "match": "a", "error": "connection"},
+        {"leaf": True, "match": "b", "reply": "B", "cost_usd": 0.05},
+    ]
+    script = tmp_path / "script.jsonl"
+    script.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    options = {"model": f"script:{script}", "max_usd": "5"}
+    async with await holdfast.open("memory:", **options) as runtime:
+        session = await runtime.start()
+        first = await session.send("x")
+        assert isinstance(first, holdfast.Final)
+        assert first.value == "B"
+        assert first.cost_usd is None  # what the failed leaf cost, nobody knows
+        failed = await session.send("x")
+        assert isinstance(failed, holdfast.Failed)
+        assert failed.cost_usd is None
+        last = await session.send("x")
+        assert isinstance(last, holdfast.Final)
+        assert last.value == "went on"
+        spend = (await runtime.state(session.id)).spend
+        assert (spend.usd, spend.unknown_usd, spend.unbounded_usd) == ("0.17", 2, 0)

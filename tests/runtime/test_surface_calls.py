@@ -1,6 +1,7 @@
 """Functions of the embedder, called from code: recorded before and after, by effect class."""
 
 import asyncio
+import sys
 
 import pytest
 
@@ -133,3 +134,42 @@ async def test_a_cell_that_waits_for_someone_for_long_holds_no_worker_and_calls_
     assert made == ["here"]
     (call,) = await runtime.calls(session.id)
     assert call.resolved.outcome == "ok"
+
+
+def _next_of_none() -> int:
+    return next(iter([]))
+
+
+async def _cancelled_inside() -> None:
+    raise asyncio.CancelledError("gave up")
+
+
+class _Mute(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+def _mute() -> None:
+    raise _Mute
+
+
+@pytest.mark.parametrize("call", [_next_of_none, _cancelled_inside, sys.exit, _mute])
+async def test_however_a_function_fails_the_code_is_told_and_the_turn_goes_on(lab, call) -> None:
+    code = "import desk\ntry:\n    desk.do()\nexcept Exception as error:\n    FINAL('told')"
+    runtime = await lab.open(replies(cell(code)), agents=[agent(do=(call, "once"))])
+    session = await runtime.start()
+    result = await asyncio.wait_for(session.send("x"), 10)
+    assert result.value == "told"
+    (made,) = await runtime.calls(session.id)
+    assert made.resolved.outcome == "error"
+
+
+async def test_a_plain_function_may_return_an_awaitable(lab: Lab) -> None:
+    async def later(n: int) -> int:
+        return n + 1
+
+    runtime = await lab.open(
+        replies(cell("import desk\nFINAL(desk.do(1))")),
+        agents=[agent(do=(lambda n: later(n), "once"))],
+    )
+    assert (await (await runtime.start()).send("x")).value == 2

@@ -1,11 +1,14 @@
 """One message is worked until a terminal outcome, and the log says how."""
 
+import asyncio
+
 import pytest
 
 import holdfast
-from holdfast.core.errors import InvalidInput, InvalidSettings, SessionNotFound
-from holdfast.core.messages import Image, user
+from holdfast.core.errors import InvalidInput, InvalidSettings, Refused, SessionNotFound
+from holdfast.core.messages import Image, assistant, user
 from holdfast.models.errors import AuthenticationFailed, ModelTimeout
+from holdfast.models.scripted import ScriptedModel
 from holdfast.stores.port import Transient
 from holdfast.stores.verify import verify
 
@@ -219,3 +222,71 @@ async def test_a_model_that_breaks_its_contract_fails_the_turn_and_not_the_sessi
     assert isinstance(failed, holdfast.Failed)
     assert "IndexError" in failed.error
     assert isinstance(await session.send("y"), holdfast.Final)
+
+
+async def test_two_models_of_one_name_are_refused() -> None:
+    """Both would be found under that name: the cheap one for leaf calls would answer the steps."""
+    one, other = ScriptedModel(lambda _: "one"), ScriptedModel(lambda _: "other")
+    with pytest.raises(InvalidSettings, match="one name 'scripted'"):
+        await holdfast.open("memory:", model=one, leaf_model=other)
+    async with await holdfast.open("memory:", model=one, leaf_model=one) as runtime:
+        assert runtime.resolved.settings.leaf_model == "scripted"
+
+
+async def test_what_is_no_model_is_refused_with_what_it_lacks() -> None:
+    class Mine:
+        name = "mine"
+
+        async def request(self, request, *, on_delta=None): ...
+
+        async def close(self) -> None: ...
+
+    with pytest.raises(InvalidSettings, match="lacks ceiling_usd"):
+        await holdfast.open("memory:", model=Mine())
+
+
+async def test_a_stop_during_a_model_call_says_that_its_cost_is_unknown(lab: Lab) -> None:
+    asked, never = asyncio.Event(), asyncio.Event()
+
+    async def respond(request):
+        asked.set()
+        await never.wait()
+
+    runtime = await lab.open(respond)
+    session = await runtime.start()
+    turn = asyncio.ensure_future(session.send("x"))
+    await asked.wait()
+    await session.stop()
+    result = await turn
+    assert isinstance(result, holdfast.Stopped)
+    assert (result.cost_usd, result.usage["input_tokens"]) == (None, None)
+    (put,) = await lab.facts(session.id, "turn.put")
+    assert (put.cost_usd, put.usage["output_tokens"]) == (None, None)
+
+
+@pytest.mark.parametrize(
+    "value", [10**5000, {10**5000: 1}, (1, 10**5000)], ids=["number", "key", "item"]
+)
+async def test_an_input_whose_text_python_will_not_write_is_an_input(lab: Lab, value) -> None:
+    runtime = await lab.open(replies(cell("FINAL(v)")))
+    session = await runtime.start()
+    assert (await session.send("x", inputs={"v": value})).value == value
+
+
+async def test_a_closed_runtime_asks_no_model(lab: Lab) -> None:
+    """Its kernels are gone: every step would be paid for and fail."""
+    runtime = await lab.open(replies(cell("FINAL(1)"), cell("FINAL(2)")))
+    session = await runtime.start()
+    await session.send("x")
+    await runtime.close()
+    with pytest.raises(Refused, match="closed"):
+        await session.send("y")
+    assert len(lab.requests) == 1
+
+
+async def test_only_a_user_s_message_can_be_sent(lab: Lab) -> None:
+    runtime = await lab.open(replies(cell("FINAL(1)")))
+    session = await runtime.start()
+    with pytest.raises(InvalidInput, match="not 'assistant'"):
+        await session.send(assistant("I am the model."))
+    assert await lab.types(session.id) == ["session.started"]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from holdfast.core.errors import InvalidInput, StoreNotFound
+from holdfast.core.errors import InvalidInput, StoreNotFound, StoreUnsafe
 from holdfast.core.facts import SessionStarted
 from holdfast.stores.choose import open_store, store_url
 
@@ -76,3 +76,13 @@ async def test_looking_makes_no_store_of_a_folder_that_is_there(tmp_path, kind):
 def test_a_folder_of_runs_is_not_taken_for_a_store_of_files(tmp_path):
     (tmp_path / "runs").mkdir()
     assert store_url(tmp_path)[0] == f"sqlite:{tmp_path}"
+
+
+@pytest.mark.parametrize(("kind", "other"), [("sqlite", "files"), ("files", "sqlite")])
+async def test_a_place_with_a_store_of_another_kind_is_refused(tmp_path, kind, other) -> None:
+    """Opened as another kind it would look empty, and be taken for that kind from then on."""
+    place = tmp_path / "here"
+    await (await open_store(f"{kind}:{place}")).close()
+    with pytest.raises(StoreUnsafe, match=f"of kind '{kind}'"):
+        await open_store(f"{other}:{place}", create=False)
+    assert store_url(place)[0] == f"{kind}:{place}"

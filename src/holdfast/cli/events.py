@@ -65,7 +65,7 @@ def _print(call: Call, event: Event) -> None:
     else:
         at = event.at[11:23]
         about = " ".join(f"{key}={_brief(value)}" for key, value in event.data.items())
-        click.echo(f"{event.seq:>6}  {at}  {event.type:<18}  {one_line(about, 100)}")
+        click.echo(f"{event.seq:>6}  {at}  {one_line(event.type, 40):<18}  {one_line(about, 100)}")
 
 
 def _brief(part: object) -> str:

@@ -18,6 +18,7 @@ from holdfast.cli.progress import shown
 from holdfast.cli.sessions import pair
 from holdfast.core.errors import InvalidInput, StoreNotFound
 from holdfast.core.ids import friendly_name
+from holdfast.core.state import broken_off_spend
 from holdfast.runtime.results import BudgetExceeded, Failed, Final, Queued, Suspended, TurnResult
 from holdfast.runtime.runtime import Runtime, open_runtime
 from holdfast.runtime.settings import CHOICES, NAMES, NUMBERS
@@ -160,7 +161,14 @@ def resume_command(
 
 def message_text(message: str) -> str:
     """Return the message, read from standard input where it is `-`."""
-    return sys.stdin.read() if message == "-" else message
+    if message != "-":
+        return message
+    if sys.stdin is None:
+        raise InvalidInput("the message is '-', but there is no standard input to read it from")
+    try:
+        return sys.stdin.read()
+    except UnicodeDecodeError as error:
+        raise InvalidInput(f"standard input cannot be read as text: {error}") from error
 
 
 def read_inputs(given: tuple[str, ...]) -> dict[str, str]:
@@ -181,7 +189,8 @@ def _from_file(value: Any) -> Any:
         return value[1:]
     path = Path(value[1:])
     try:
-        return path.read_text(encoding="utf-8")
+        # Not read_text(): it would turn every \r\n of the file into \n.
+        return path.read_bytes().decode()
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidInput(f"the file {str(path)!r} cannot be read as text: {error}") from error
 
@@ -238,7 +247,7 @@ async def _interrupted(
 ) -> int:
     state = await runtime.state(session)
     if call.as_json:
-        usage, cost_usd = state.turn_spend()
+        usage, cost_usd = broken_off_spend(state)
         so_far = TurnResult(
             session=session,
             turn=state.turn.turn if state.turn else None,

@@ -121,9 +121,16 @@ def _step_started(state: State, fact: Any, event: Event) -> dict[str, Any]:
     return changes
 
 
+def at_ceiling(fact: Any) -> bool:
+    """Say whether a failed call's spend is the most that it can have been."""
+    return fact.status in ("failed", "error") and any((fact.usage or {}).values())
+
+
 def _step_put(state: State, fact: Any, event: Event) -> dict[str, Any]:
     lost = fact.status == "unknown"
-    changes: dict[str, Any] = {"spend": state.spend.plus(fact.cost_usd, fact.usage, ceiling=lost)}
+    ceiling = lost or at_ceiling(fact)
+    spend = state.spend.plus(fact.cost_usd, fact.usage, ceiling=ceiling)
+    changes: dict[str, Any] = {"spend": spend}
     if not lost:
         changes["revivals"] = 0
         changes["counters"] = _count(state, "answered", state.next("answered"))
@@ -182,7 +189,7 @@ def _leaf_called(state: State, fact: Any, event: Event) -> dict[str, Any]:
         counters["leaf_answered"] = counters.get("leaf_answered", 0) + 1
     return {
         "counters": counters,
-        "spend": state.spend.plus(fact.cost_usd, fact.usage, ceiling=lost),
+        "spend": state.spend.plus(fact.cost_usd, fact.usage, ceiling=lost or at_ceiling(fact)),
         "revivals": state.revivals if lost else 0,
     }
 

@@ -167,6 +167,13 @@ class State(msgspec.Struct, frozen=True, gc=False):
         return usage, _minus(spend.usd, turn.usd) if known_usd else None
 
 
+def broken_off_spend(state: State) -> tuple[facts.Usage, str | None]:
+    """Return the open turn's spend as it stands when its call under way is broken off: unknown."""
+    if state.turn is not None and state.turn.phase == "asking":
+        state = msgspec.structs.replace(state, spend=state.spend.plus(None, None))
+    return state.turn_spend()
+
+
 def empty(session: str) -> State:
     """Return the state before a session's first event."""
     return State(session=session, digest=chain_start(session))

@@ -117,10 +117,17 @@ def _plain_dict(value: dict[Any, Any], path: str, exact: bool) -> Any:
             return {key: _plain(item, f"{path}[{key!r}]", exact) for key, item in value.items()}
     return {
         "$dict": [
-            [_plain(key, f"a key of {path}", exact), _plain(item, f"{path}[{key!r}]", exact)]
+            [_plain(key, f"a key of {path}", exact), _plain(item, _below(path, key), exact)]
             for key, item in value.items()
         ]
     }
+
+
+def _below(path: str, key: Any) -> str:
+    try:
+        return f"{path}[{key!r}]"
+    except ValueError:  # Python writes no integer of more than a few thousand digits
+        return f"{path}[…]"
 
 
 def _has_surrogate(text: str) -> bool:

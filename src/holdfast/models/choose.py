@@ -24,7 +24,9 @@ if TYPE_CHECKING:
     from pydantic_ai.models import Model as ProviderModel
     from pydantic_ai.providers import Provider
 
-_NAME = re.compile(r"(?P<provider>[^:@/]+(?:/[^:@/]+)?):(?P<model>.+?)(?:@(?P<url>https?://.+))?")
+_NAME = re.compile(
+    r"(?P<provider>[^:@/]+(?:/[^:@/]+)?):(?P<model>.+?)(?:@(?P<url>(?i:https?)://.+))?"
+)
 _EXTRAS = {
     "openai": "openai",
     "ollama": "openai",

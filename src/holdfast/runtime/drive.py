@@ -18,6 +18,7 @@ from msgspec import structs
 from holdfast.core import facts
 from holdfast.core.errors import HoldfastError, ModelError
 from holdfast.core.facts import Fact, MessageAppended, StepPut, StepStarted, TurnPut
+from holdfast.core.fold import at_ceiling
 from holdfast.core.heads import EdgeDraft, HeadDraft
 from holdfast.core.messages import Message, observation
 from holdfast.core.payloads import Slot, slot
@@ -323,7 +324,7 @@ class Drive:
         turn = self.state.turn
         assert turn is not None
         attempts = [attempt.to_record() for attempt in getattr(error, "attempts", ())]
-        cost_usd, usage = governor.spent_on_failure(error.code)
+        cost_usd, usage = self._broken_off(error.code, len(attempts))
         step = StepPut(
             step=turn.step,
             turn=turn.turn,
@@ -339,6 +340,12 @@ class Drive:
         extra = {"error": str(error)} if timed_out else {"error": str(error), "code": error.code}
         status = "timed_out" if timed_out else "failed"
         return await self._settle(kind, status, [step], _error(error.code, str(error)), **extra)
+
+    def _broken_off(self, code: str, attempts: int = 1) -> tuple[str | None, dict[str, int | None]]:
+        """Return (cost, usage) of the step under way, which brings no reply."""
+        context, output = self._context(), governor.output_ceiling(self.blueprint.settings)
+        ceiling = self.model.ceiling_usd(context, output)
+        return governor.spent_on_failure(code, ceiling, context, output, attempts)
 
     async def _exceed(self, excess: Excess) -> TurnResult:
         fact = facts.BudgetExceeded(limit=excess.limit, used=excess.used, allowed=excess.allowed)
@@ -361,9 +368,15 @@ class Drive:
         text = f"the turn was driven for its {self.blueprint.settings.turn_seconds} seconds"
         lost: list[Fact] = []
         if turn.phase == "asking":
+            cost_usd, usage = self._broken_off("timed_out")
             lost = [
                 StepPut(
-                    step=turn.step, turn=turn.turn, status="failed", error=_error("timed_out", text)
+                    step=turn.step,
+                    turn=turn.turn,
+                    status="failed",
+                    cost_usd=cost_usd,
+                    usage=usage,
+                    error=_error("timed_out", text),
                 )
             ]
         return await self._settle(
@@ -406,7 +419,8 @@ class Drive:
         assert turn is not None
         for fact in before:
             if isinstance(fact, StepPut):
-                state = structs.replace(state, spend=state.spend.plus(fact.cost_usd, fact.usage))
+                spend = state.spend.plus(fact.cost_usd, fact.usage, ceiling=at_ceiling(fact))
+                state = structs.replace(state, spend=spend)
         usage, cost_usd = state.turn_spend()
         return TurnPut(
             turn=turn.turn,

@@ -20,7 +20,7 @@ from holdfast.core.errors import AgentMissing, SessionBusy
 from holdfast.core.facts import Fact, MessageAppended, TurnStarted, VarsCheckpointed
 from holdfast.core.messages import Message, Text
 from holdfast.core.payloads import slot
-from holdfast.core.state import State
+from holdfast.core.state import State, broken_off_spend
 from holdfast.kernels.choose import Choice, Kernels
 from holdfast.kernels.port import Encoded, KernelLimits, KernelSession, KernelSettings
 from holdfast.kernels.surfaces import Surface, host_functions
@@ -148,7 +148,7 @@ class Driver:
         end: list[Fact] = []
         result = Stopped(session=self.lease.session, head=self.state.head)
         if turn is not None:
-            usage, cost_usd = self.state.turn_spend()
+            usage, cost_usd = broken_off_spend(self.state)
             error = slot({"code": "stopped", "message": "the session was stopped"}, "error")
             if turn.phase == "asking":
                 end.append(
@@ -206,7 +206,7 @@ class Driver:
         turn = self.state.turn
         if turn is None:
             return
-        usage, cost_usd = self.state.turn_spend()
+        usage, cost_usd = broken_off_spend(self.state)
         text = "driving was broken off; resume goes on from here"
         end = facts.TurnPut(
             turn=turn.turn,

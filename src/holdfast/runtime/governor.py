@@ -143,15 +143,24 @@ def warning(settings: Settings, state: State, context_tokens: int) -> str:
     return "\n".join(f"[limit] {note}." for note in notes)
 
 
-UNCHARGED = frozenset({"rate_limited", "quota_exceeded", "authentication_failed", "bad_request"})
+UNCHARGED = frozenset(
+    {"rate_limited", "quota_exceeded", "authentication_failed", "bad_request", "script_exhausted"}
+)
 """Codes of errors with which a provider turns a call away before it costs anything."""
 
 
-def spent_on_failure(code: str) -> tuple[str | None, dict[str, int | None] | None]:
-    """Return (cost, usage) of a call that failed: nothing if it was turned away, else unknown."""
+def spent_on_failure(
+    code: str, ceiling_usd: str | None, sent: int, most: int, attempts: int = 1
+) -> tuple[str | None, dict[str, int | None]]:
+    """Return (cost, usage) of a call that failed: nothing if it was turned away.
+
+    Else nobody knows, and each attempt counts at its ceiling, as a call lost in a crash does.
+    """
     if code in UNCHARGED:
         return "0", {"input_tokens": 0, "output_tokens": 0}
-    return None, None
+    times = max(1, attempts)
+    usd = None if ceiling_usd is None else format(Decimal(ceiling_usd) * times, "f")
+    return usd, {"input_tokens": sent * times, "output_tokens": most * times}
 
 
 def output_ceiling(settings: Settings) -> int:

@@ -45,10 +45,19 @@ def _described(value: Any) -> str:
         more = " …" if len(value) > PREVIEW_CHARACTERS else ""
         return f"{kind}, {len(value):,} {unit}, begins {begin}{more}"
     if isinstance(value, dict):
-        keys = ", ".join(repr(key)[:40] for key in list(value)[:8])
+        keys = ", ".join(_repr(key)[:40] for key in list(value)[:8])
         return f"{kind}, {len(value):,} entries, keys {keys}{' …' if len(value) > 8 else ''}"
     if isinstance(value, list | tuple | set | frozenset):
         inner = next(iter(value), None)
         of = f" of {type(inner).__name__}" if value else ""
         return f"{kind}, {len(value):,} items{of}"
-    return f"{kind}, {repr(value)[:PREVIEW_CHARACTERS]}"
+    return f"{kind}, {_repr(value)[:PREVIEW_CHARACTERS]}"
+
+
+def _repr(value: Any) -> str:
+    try:
+        return repr(value)
+    except ValueError:
+        # Python writes no integer of more than a few thousand digits; a key may hold one, too.
+        bits = f" of {value.bit_length():,} bits" if isinstance(value, int) else ""
+        return f"(a {type(value).__name__}{bits})"

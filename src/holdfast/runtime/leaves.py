@@ -209,7 +209,10 @@ class Leaves:
             cost_usd, usage = "0", {"input_tokens": 0, "output_tokens": 0}
         elif error is not None:
             failure = {"code": error.code, "message": str(error)}
-            cost_usd, usage = governor.spent_on_failure(error.code)
+            sent, most = self._size(request)
+            cost_usd, usage = governor.spent_on_failure(
+                error.code, self.model.ceiling_usd(sent, most), sent, most, len(attempts)
+            )
         elif reply is None:
             sent, most = self._size(request)
             cost_usd = self.model.ceiling_usd(sent, most)

@@ -21,8 +21,10 @@ from holdfast.core import values
 from holdfast.core.capability import Capability
 from holdfast.core.errors import (
     AgentMissing,
+    InvalidInput,
     InvalidSettings,
     LeaseHeld,
+    Refused,
     SessionBusy,
     StoreFailed,
 )
@@ -57,6 +59,7 @@ logger = logging.getLogger("holdfast.runtime")
 
 
 WARM_SESSIONS = 256
+MODEL_NEEDS = ("name", "ceiling_usd", "request", "close")
 REPLIES_AT_ONCE = 4
 """Replies that arrive together are stored this many at a time: those in front go on to their next
 question while the others wait, instead of all sessions moving, and then idling, in step."""
@@ -127,6 +130,7 @@ class Runtime(Reads):
         self._reply_gate = asyncio.Semaphore(REPLIES_AT_ONCE)
         self._stops = Stops(store)
         self._owns_store = owns_store
+        self._closed = False
         self._claims: dict[str, _Claim] = {}
         self._warm: OrderedDict[str, Warm] = OrderedDict()
         self._background: set[asyncio.Task[Any]] = set()
@@ -154,7 +158,10 @@ class Runtime(Reads):
     ) -> Session:
         """Create a session; the same id with the same settings returns the one that exists."""
         found = self._agent(agent)
-        given = {**self.resolved.settings.to_record(), **found.settings, **settings}
+        given = self.resolved.settings.to_record()
+        for layer in (found.settings, settings):
+            # None is "not given" here as everywhere: it must not undo a limit of the runtime.
+            given |= {name: value for name, value in layer.items() if value is not None}
         merged = resolve(given, environment={}).settings
         if not merged.model:
             raise InvalidSettings(
@@ -206,6 +213,9 @@ class Runtime(Reads):
         if when_busy not in ("error", "queue"):
             raise InvalidSettings(f"when_busy is {when_busy!r}; use 'error' or 'queue'")
         content = message if isinstance(message, Message) else user(message)
+        if content.role != "user":
+            # The log has it as the user's: the model would see another role after a restart.
+            raise InvalidInput(f"a message to send has the role 'user', not {content.role!r}")
         work = Work(content, dict(inputs or {}))
         try:
             async with self._driving(session_id, takeover=takeover) as driver:
@@ -284,6 +294,7 @@ class Runtime(Reads):
 
     async def close(self) -> None:
         """Break off what is driven here, recording it, and let go of everything."""
+        self._closed = True
         mine = asyncio.current_task()
         claims = [claim for claim in self._claims.values() if claim.task is not mine]
         for task in {*self._background, *(claim.task for claim in claims)}:
@@ -293,6 +304,7 @@ class Runtime(Reads):
         await self.settled()
         await self._stops.close()
         await self._kernels.close()
+        self._warm.clear()
         for model in self._models.values():
             await model.close()
         if self._owns_store:
@@ -325,6 +337,8 @@ class Runtime(Reads):
         self, session_id: str, *, takeover: bool = False, needs_agent: bool = True
     ) -> AsyncIterator[Driver]:
         """Hold a session's lease while it is driven, and take up what queued meanwhile."""
+        if self._closed:
+            raise Refused("this runtime is closed; open another to drive sessions")
         if check_id(session_id) in self._claims:
             self._claims[session_id].knocked = True
             raise SessionBusy(
@@ -442,6 +456,17 @@ async def open_runtime(
     models: dict[str, Model] = {}
     for name, given in (("model", model), ("leaf_model", leaf_model)):
         if given is not None and not isinstance(given, str):
+            if not isinstance(given, Model):
+                lacking = [need for need in MODEL_NEEDS if not hasattr(given, need)]
+                raise InvalidSettings(
+                    f"{name} is a {type(given).__name__}, no name and no model: it lacks "
+                    f"{', '.join(lacking)}"
+                )
+            if models.get(given.name, given) is not given:
+                raise InvalidSettings(
+                    f"model and leaf_model are two models of the one name {given.name!r}, by which "
+                    "a session finds them again; give each its own, as in ScriptedModel(…, name=…)"
+                )
             models[given.name] = given
             settings[name] = given.name
         else:

@@ -11,6 +11,7 @@ import json
 import os
 import tomllib
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
@@ -51,7 +52,7 @@ class Settings:
         for name in NUMBERS:
             if getattr(self, name) < 0:
                 raise InvalidSettings(f"{name} is {getattr(self, name)}; it cannot be negative")
-        for name in ("max_steps", "call_timeout_seconds", "leaf_concurrency", "max_fanout"):
+        for name in AT_LEAST_ONE:
             if getattr(self, name) == 0:
                 raise InvalidSettings(f"{name} must be at least 1")
         for name, choices in CHOICES.items():
@@ -60,6 +61,10 @@ class Settings:
                     f"{name} is {getattr(self, name)!r}; use one of {', '.join(choices)}"
                 )
         self.options()
+        try:
+            self.instructions.encode()
+        except UnicodeEncodeError as error:
+            raise InvalidSettings(f"instructions cannot be written as UTF-8: {error}") from None
         if self.max_usd:
             try:
                 amount = Decimal(self.max_usd)
@@ -96,6 +101,10 @@ class Settings:
 
 NAMES = tuple(item.name for item in fields(Settings))
 NUMBERS = tuple(item.name for item in fields(Settings) if item.type == "int")
+AT_LEAST_ONE = (
+    *("max_steps", "call_timeout_seconds", "leaf_timeout_seconds"),
+    *("leaf_concurrency", "max_fanout", "context_hard_percent"),
+)
 CHOICES = {
     "kernel": ("auto", "cpython", "monty"),
     "profile": ("locked_down", "default", "trusted"),
@@ -155,8 +164,15 @@ def _typed(name: str, value: Any, origin: str) -> Any:
     if name not in NAMES:
         raise InvalidSettings(f"{name!r} ({origin}) is no setting; known are {', '.join(NAMES)}")
     if name in NUMBERS:
-        try:
-            return int(value)
-        except (TypeError, ValueError):
-            raise InvalidSettings(f"{name} ({origin}) is {value!r}, not a whole number") from None
-    return str(value)
+        # A float is not cut, and true is not 1: that would be a silent default.
+        if isinstance(value, str):
+            with suppress(ValueError):
+                value = int(value)
+        if type(value) is not int or abs(value) >= 2**53:
+            raise InvalidSettings(f"{name} ({origin}) is {value!r}, not a whole number")
+        return value
+    if name == "max_usd" and type(value) in (int, float, Decimal):
+        return str(value)
+    if not isinstance(value, str):
+        raise InvalidSettings(f"{name} ({origin}) is {value!r}, not text")
+    return value

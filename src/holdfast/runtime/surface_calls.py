@@ -125,7 +125,9 @@ class SurfaceCalls:
             if inspect.iscoroutinefunction(function.call):
                 result: Any = await function.call(*call.args, **call.kwargs)
             else:
-                result = await asyncio.to_thread(function.call, *call.args, **call.kwargs)
+                result = await _in_thread(function.call, call)
+                if inspect.isawaitable(result):
+                    result = await result
             return "ok", Encoded(*values.encode(result)), None
         except UnsupportedValue as error:
             return (
@@ -133,8 +135,14 @@ class SurfaceCalls:
                 None,
                 f"TypeError: {call.function} returned what cannot be kept: {error}",
             )
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            # Cancelled inside of the function: to its caller that is a failure as any other.
+            return "error", None, f"CancelledError: {error}"
         except Exception as error:
-            return "error", None, f"{type(error).__name__}: {error}"
+            return "error", None, f"{type(error).__name__}: {_text_of(error)}"
         finally:
             call_id_of_this_call.reset(token)
 
@@ -168,6 +176,29 @@ class SurfaceCalls:
             value = Encoded(stored.encoding, stored.data or b"")
         error = None if fact.error is None else str(await self.journal.value(fact.error))
         return _as_answer(fact.outcome, value, error, nanoseconds(at))
+
+
+async def _in_thread(function: Callable[..., Any], call: HostCall) -> Any:
+    """Call a function that may block; whatever it raises is an ordinary exception here."""
+
+    def work() -> Any:
+        try:
+            return function(*call.args, **call.kwargs)
+        except StopIteration as error:
+            # No future takes one (before Python 3.12 it would never be done).
+            raise RuntimeError(f"the function raised StopIteration({error.value!r})") from error
+        except (SystemExit, KeyboardInterrupt) as error:
+            # Code of the embedder must not end the event loop that drives every session.
+            raise RuntimeError(f"the function raised {type(error).__name__}({error})") from error
+
+    return await asyncio.to_thread(work)
+
+
+def _text_of(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:
+        return "(its text cannot be made)"
 
 
 def _as_answer(outcome: str, value: Encoded | None, error: str | None, at_ns: int) -> HostAnswer:

@@ -11,7 +11,7 @@ import asyncio
 import os
 from pathlib import Path
 
-from holdfast.core.errors import InvalidInput, StoreNotFound
+from holdfast.core.errors import InvalidInput, StoreNotFound, StoreUnsafe
 from holdfast.stores.port import SessionStore
 
 STORE_FOLDER = ".holdfast"
@@ -57,6 +57,13 @@ async def open_store(
 
         return MemorySessionStore()
     path = Path(place)
+    other = "files" if kind == "sqlite" else "sqlite"
+    if await asyncio.to_thread((path / MARKS[other]).exists):
+        # Opened as another kind it would look empty, and be taken for that kind from then on.
+        raise StoreUnsafe(
+            f"{place!r} holds a store of kind {other!r}; open it as {other}:{place}, or name "
+            "another place"
+        )
     # A folder that something else made is no store either: looking leaves nothing in it.
     if not create and not await asyncio.to_thread((path / MARKS[kind]).exists):
         raise StoreNotFound(
