@@ -49,6 +49,8 @@ class ModelSession:
     events: list[Event]
     state: State
     put: set[str] = field(default_factory=set)
+    back: set[str] = field(default_factory=set)
+    """Erased once, and handed over again since."""
     doubtful: set[str] = field(default_factory=set)
     """Put, not referred to, and swept over since: a store may have forgotten them or not."""
     erased: dict[str, dict[str, str]] = field(default_factory=dict)
@@ -135,6 +137,7 @@ class ModelStore:
         for key in consumes:
             known.inbox[key] = replace(known.inbox[key], consumed_seq=batch.state.seq)
         self._take(batch)
+        known.back |= batch.payloads.keys() & known.erased.keys()
         return batch
 
     def referring(self, session_id: str, payload_id: str) -> tuple[Refusal, ...] | None:
@@ -179,6 +182,7 @@ class ModelStore:
         ]
         known.erased[payload_id] = mark
         known.put.discard(payload_id)
+        known.back.discard(payload_id)
         known.doubtful.discard(payload_id)
         return max(places, 1)
 
@@ -239,7 +243,8 @@ class ModelStore:
         contents = [item.content for item in known.inbox.values()]
         held = {item.id for item in contents if item is not None and not item.inline}
         live = {item.id for event in known.events for item in walk(event.data) if not item.erased}
-        return {item for item in found | held if item not in known.erased or item in live}
+        gone = known.erased.keys() - known.back - live
+        return (found | held) - gone
 
     def _inner(self, events: Iterable[Event]) -> list[Slot]:
         queue = [item for event in events for item in walk(event.data)]
