@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import _thread
 import asyncio
+import json
 import os
 import random
 import signal
@@ -20,6 +22,7 @@ from holdfast.kernels import cpython as kernel_module
 from holdfast.kernels import frames
 from holdfast.kernels.cpython import CpythonKernel, CpythonSession
 from holdfast.kernels.port import Encoded, HostFunction, KernelLimits, KernelSettings
+from holdfast.kernels.worker.wire import Channel, Shield
 from holdfast.testing.kernel_driver import KernelDriver
 
 SETTINGS = KernelSettings(
@@ -426,3 +429,29 @@ async def test_big_arguments_are_decoded_beside_the_event_loop(cpython: CpythonK
         assert (await driver.run(code)).status == "final"
     assert loops == [False, False, False]
     assert await driver.value("out") == [200_000, 90_000]
+
+
+def test_a_call_says_how_many_threads_there_are_when_it_is_sent() -> None:
+    reader, writer = os.pipe()
+    channel = Channel(Shield(KeyboardInterrupt))
+    channel.outgoing = writer
+    leave, here = threading.Event(), threading.Barrier(4)
+
+    def stay() -> None:
+        here.wait(30)
+        leave.wait(30)
+
+    with channel._writing:  # the call has to wait for another that is being sent
+        threads = [threading.Thread(target=channel.send_call, args=(1, "lm", b"{}", []))]
+        threads += [threading.Thread(target=stay) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        here.wait(30)
+        there = _thread._count() + 1  # type: ignore[attr-defined]
+    frame = json.loads(os.read(reader, 4096)[5:])
+    leave.set()
+    for thread in threads:
+        thread.join()
+    os.close(reader)
+    os.close(writer)
+    assert frame["threads"] == there

@@ -113,7 +113,7 @@ class Bridge:
             self._pending[number] = pending
             reads = self.pins.files.reads
             self.pins.files.reads = []
-        self.channel.send_call(number, path, arguments, reads, _thread._count() + 1)
+        self.channel.send_call(number, path, arguments, reads)
         answer = self._wait(number, pending)
         self.pins.clock.advance_to(answer["at_ns"])
         if answer["error"]:

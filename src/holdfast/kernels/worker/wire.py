@@ -112,27 +112,31 @@ class Channel:
         """Send one message."""
         self._send(MESSAGE, dumps(message))
 
-    def send_call(
-        self, number: int, function: str, arguments: bytes, files: list[Any], threads: int
-    ) -> None:
-        """Send a call, whose arguments are JSON already."""
-        parts = (number, dumps(function), dumps(files), threads, arguments)
-        self._send(MESSAGE, _CALL % parts)
+    def send_call(self, number: int, function: str, arguments: bytes, files: list[Any]) -> None:
+        """Send a call, whose arguments are JSON already, and how many threads the cell has."""
+        named, read = dumps(function), dumps(files)
+        with self.shield, self._writing:
+            # Counted now: what was counted before the wait for the others may be too few.
+            parts = (number, named, read, _thread._count() + 1, arguments)
+            self._put_frame(MESSAGE, (_CALL % parts,))
 
     def send_chunk(self, identifier: str, parts: list[bytes]) -> None:
         """Send the bytes of a chunk under its content id."""
         self._send(CHUNK, identifier.encode(), *parts)
 
     def _send(self, kind: int, *parts: bytes) -> None:
-        size = sum(map(len, parts))
         with self.shield, self._writing:
-            header = bytes((kind,)) + size.to_bytes(4, "big")
-            if size < 65536:
-                self._put(header + b"".join(parts))
-            else:
-                self._put(header)
-                for part in parts:
-                    self._put(part)
+            self._put_frame(kind, parts)
+
+    def _put_frame(self, kind: int, parts: tuple[bytes, ...]) -> None:
+        size = sum(map(len, parts))
+        header = bytes((kind,)) + size.to_bytes(4, "big")
+        if size < 65536:
+            self._put(header + b"".join(parts))
+        else:
+            self._put(header)
+            for part in parts:
+                self._put(part)
 
     def _put(self, data: bytes) -> None:
         sent = self._write(self.outgoing, data)
