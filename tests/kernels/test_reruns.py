@@ -31,6 +31,25 @@ DETERMINISTIC = {
 }
 
 
+# Each waits 50 milliseconds, in a way of its own, for something that does not happen.
+WAITS = {
+    "sleep": "time.sleep(0.05)",
+    "asyncio sleep": "await asyncio.sleep(0.05)",
+    "asyncio timeout": "try:\n    async with asyncio.timeout(0.05): await asyncio.Event().wait()\n"
+    "except TimeoutError: pass",
+    "asyncio wait_for": "try: await asyncio.wait_for(asyncio.Event().wait(), 0.05)\n"
+    "except TimeoutError: pass",
+    "asyncio gather": "await asyncio.gather(*(asyncio.sleep(0.05) for _ in range(9)))",
+    "event": "threading.Event().wait(0.05)",
+    "condition": "c = threading.Condition()\nwith c: c.wait_for(lambda: False, 0.05)",
+    "semaphore": "threading.Semaphore(0).acquire(timeout=0.05)",
+    "queue": "try: queue.Queue().get(timeout=0.05)\nexcept queue.Empty: pass",
+    "future": "concurrent.futures.wait([concurrent.futures.Future()], timeout=0.05)",
+    "join": "idle.join(0.05)",
+    "select": "select.select([], [], [], 0.05)",
+}
+
+
 class Stop(Exception):
     """The process of the host is gone."""
 
@@ -233,3 +252,29 @@ async def test_the_clock_stands_at_the_recorded_start_and_moves_with_answers(
     assert START_NS + 10**9 < c < START_NS + 10**9 + 10**6
     assert abs(d - start - 1) < 0.01
     assert e == ("2023-11-14", "2023", 2023)
+
+
+@pytest.mark.parametrize("name", WAITS)
+async def test_a_wait_that_runs_out_moves_the_clock_by_what_was_asked_for(
+    cpython: CpythonKernel, name: str
+) -> None:
+    driver = await KernelDriver.open(cpython, SETTINGS)
+    body = WAITS[name].replace("\n", "\n    ")
+    code = (
+        "import asyncio, concurrent.futures, queue, select, threading, time\n"
+        "idle = threading.Thread(target=threading.Event().wait, daemon=True)\nidle.start()\n"
+        f"rounds, start = 0, time.time_ns()\nwhile time.time_ns() - start < 200_000_000:\n"
+        f"    rounds += 1\n    {body}\n(rounds, time.time_ns() - start)"
+    )
+    # The clock is read six times, and each reading moves it by a microsecond.
+    assert await driver.value(code) == (4, 4 * 50_000_000 + 6000)
+
+
+async def test_a_wait_that_is_woken_leaves_the_clock_alone(cpython: CpythonKernel) -> None:
+    driver = await KernelDriver.open(cpython, SETTINGS)
+    code = (
+        "import asyncio, threading, time\nstart = time.time_ns()\nevent = threading.Event()\n"
+        "threading.Timer(0, event.set).start()\nwoken = event.wait(3600)\n"
+        "await asyncio.wait_for(asyncio.sleep(0), 3600)\n(woken, time.time_ns() - start)"
+    )
+    assert await driver.value(code) == (True, 1000)

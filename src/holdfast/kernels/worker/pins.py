@@ -1,10 +1,11 @@
 """What a re-run must find as it was: the wall clock, every source of chance, the files read.
 
-The wall clock stands at the recorded start of the eval, moves to the recorded time of each answer,
-and ticks one microsecond per reading, so that code which waits for it still ends. Random numbers
-come from one keyed stream whose position is part of the checkpoint. Monotonic clocks stay real:
-timeouts of threads and event loops need them. Modules are patched when they are first imported,
-because importing them at start would cost more than the interpreter itself.
+The wall clock stands at the recorded start of the eval, moves to the recorded time of each answer
+and by what each wait asks for, and ticks one microsecond per reading, so that code which waits for
+it still ends. Random numbers come from one keyed stream whose position is part of the checkpoint.
+Monotonic clocks stay real: timeouts of threads and event loops need them. Modules are patched when
+they are first imported, because importing them at start would cost more than the interpreter
+itself.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ import marshal
 import os
 import sys
 import time
+
+from holdfast.kernels.worker.waits import Waits
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -115,6 +118,7 @@ class Pins:
 
     def __init__(self) -> None:
         self.clock = Clock()
+        self.waits = Waits(self.clock)
         self.chance = Chance()
         self.files = Files()
         # What the checkpoint keeps of `random`, and the generator's memory when it was taken:
@@ -124,13 +128,14 @@ class Pins:
 
     def install(self, after_import: dict[str, Callable[[Any], None]]) -> None:
         """Patch what is loaded already and wait for the rest to be imported."""
-        _pin_time(time, self.clock)
+        _pin_time(time, self.clock, self.waits)
         os.urandom = self.chance.take
         os.getrandom = lambda size, flags=0: self.chance.take(size)
         patches: dict[str, Callable[[Any], None]] = {
             "_datetime": lambda module: _pin_datetime(module, self.clock),
             "random": self._pin_random,
             "uuid": _pin_uuid,
+            **self.waits.patches(),
             **after_import,
         }
         for name in list(patches):
@@ -230,7 +235,7 @@ class _Loader:
         return self._loader.create_module(spec)
 
 
-def _pin_time(module: Any, clock: Clock) -> None:
+def _pin_time(module: Any, clock: Clock, waits: Waits) -> None:
     gmtime, localtime, ctime, strftime = (
         module.gmtime,
         module.localtime,
@@ -243,13 +248,9 @@ def _pin_time(module: Any, clock: Clock) -> None:
     def now() -> float:
         return clock.read_ns() / 1e9
 
-    def wait(seconds: float) -> None:
-        sleep(seconds)
-        clock.now_ns += int(seconds * 1e9)
-
     module.time = now
     module.time_ns = clock.read_ns
-    module.sleep = wait
+    module.sleep = lambda seconds, /: waits.sleep(sleep, seconds)
     module.gmtime = lambda seconds=None: gmtime(now() if seconds is None else seconds)
     module.localtime = lambda seconds=None: localtime(now() if seconds is None else seconds)
     module.ctime = lambda seconds=None: ctime(now() if seconds is None else seconds)
