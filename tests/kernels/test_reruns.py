@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from holdfast.kernels.cpython import CpythonKernel
-from holdfast.kernels.port import HostFunction, KernelSettings, RecordedCall
+from holdfast.kernels.port import HostFunction, KernelLimits, KernelSettings, RecordedCall
 from holdfast.testing.kernel_driver import START_NS, KernelDriver
 
 SETTINGS = KernelSettings(functions=(HostFunction("lm"), HostFunction("look", pure=True)), seed=3)
@@ -194,6 +194,57 @@ async def test_an_idle_thread_does_not_make_a_missing_pure_call_hang(
     )
     async with asyncio.timeout(20):
         assert (await fresh.run(code, recorded=driver.recorded)).status == "ok"
+
+
+@pytest.mark.parametrize(
+    "wait",
+    [
+        "time.sleep(3)",
+        "threading.Event().wait(3)",
+        "asyncio.run(asyncio.sleep(3))",
+        "for _ in range(300): time.sleep(0.01)",
+    ],
+)
+async def test_a_rerun_does_not_stall_while_a_thread_sleeps(
+    cpython: CpythonKernel, wait: str
+) -> None:
+    code = (
+        "import asyncio, threading, time\n"
+        "def late():\n    {wait}\n    lm('late')\n"
+        "threads = [threading.Thread(target=lm, args=('early',)), threading.Thread(target=late)]\n"
+        "for t in threads: t.start()\nfor t in threads: t.join()\nlm('last')"
+    )
+    answered = asyncio.Event()
+
+    async def answer(x: str) -> str:
+        # The one that is asked for first is answered second.
+        if x == "early":
+            await answered.wait()
+        answered.set()
+        return x
+
+    driver = await KernelDriver.open(cpython, SETTINGS, lm=answer)
+    await driver.run(code.format(wait="pass"))
+    fresh = await KernelDriver.open(cpython, SETTINGS, lm=_answer)
+    again = await fresh.run(code.format(wait=wait), recorded=driver.recorded[:2])
+    assert again.status == "ok", again.detail
+    assert len(fresh.recorded) == 3
+
+
+async def test_a_thread_that_sleeps_for_ever_does_not_keep_a_rerun_from_its_end(
+    cpython: CpythonKernel,
+) -> None:
+    driver = await KernelDriver.open(cpython, SETTINGS, lm=_answer)
+    await driver.run("lm('old')")
+    fresh = await KernelDriver.open(cpython, SETTINGS, lm=_answer)
+    code = (
+        "import threading, time\ndef loop():\n    while True: time.sleep(0.1)\n"
+        "threading.Thread(target=loop, daemon=True).start()\nlm('new')"
+    )
+    async with asyncio.timeout(20):
+        limits = KernelLimits(wall_seconds=1)
+        result = await fresh.run(code, recorded=driver.recorded, limits=limits)
+    assert result.status == "diverged"
 
 
 async def test_a_diverged_cell_leaves_the_namespace_and_lists_its_calls(

@@ -88,6 +88,12 @@ class CallFrame(_Frame, tag="call", frozen=True):
     arguments: msgspec.Raw
 
 
+class SleepingFrame(_Frame, tag="sleeping", frozen=True):
+    """So many threads of the cell are in a wait that ends by itself; said when asked for."""
+
+    threads: _Count
+
+
 class FinalFrame(_Frame, tag="final", frozen=True):
     """The cell called FINAL; its value is fixed."""
 
@@ -156,6 +162,7 @@ class ChunkFrame(msgspec.Struct, frozen=True):
 
 Message = (
     CallFrame
+    | SleepingFrame
     | FinalFrame
     | EndedFrame
     | DoneFrame

@@ -46,6 +46,9 @@ class Run:
         self._chunks = chunks
         self._ended = False
         self._stall: asyncio.Task[None] | None = None
+        # Whether the worker was asked how many threads sleep, and what it said last.
+        self._probed = False
+        self._sleeping = 0
         journal.on_failure = calls.on_failure = self._fail
 
     async def done(self, command: dict[str, Any]) -> frames.DoneFrame:
@@ -98,6 +101,8 @@ class Run:
                     self.calls.take(frame)
                 case frames.ChunkFrame():
                     self._chunks.receive(frame)
+                case frames.SleepingFrame() if self._probed:
+                    self._probed, self._sleeping = False, frame.threads
                 case frames.FinalFrame() | frames.EndedFrame():
                     self.calls.over = True
                     return False
@@ -111,14 +116,24 @@ class Run:
         self._worker.push(_Problem(error))
 
     async def _watch_stall(self) -> None:
-        """End a re-run in which every call waits for one that the cell does not make."""
+        """End a re-run in which every call waits for one that the cell does not make.
+
+        A thread that computes or sleeps may still make it, but not for longer than a cell may take.
+        """
         loop, journal, worker = asyncio.get_running_loop(), self.journal, self._worker
-        before, since = worker.cpu_ns(), loop.time()
+        before = worker.cpu_ns()
+        since = began = asked = loop.time()
         while journal.expecting:
             await asyncio.sleep(STALL_SECONDS / 20)
             spent, now = worker.cpu_ns(), loop.time()
-            if not journal.stuck or spent - before > 5_000_000:
+            if not journal.stuck:
+                began = now
+            waits = (self._probed or self._sleeping) and now - began < self.watch.wall_seconds
+            if not journal.stuck or waits or spent - before > 5_000_000:
                 before, since = spent, now
+            if journal.stuck and not self._probed and now - asked > STALL_SECONDS / 4:
+                self._probed, asked = True, now
+                worker.probe()
             stalled = journal.open >= journal.threads or now - since > STALL_SECONDS
             if journal.stuck and stalled and not self.calls.decoding and not journal.skip():
                 text = "the cell waits for calls that it made when it first ran and not now"

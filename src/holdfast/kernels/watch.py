@@ -31,6 +31,7 @@ class Watch:
         park: Callable[[], None],
     ) -> None:
         self.tripped: LimitName | None = None
+        self.wall_seconds = limits.wall_seconds
         self._park_seconds = park_seconds
         self._park = park
         self._worker = worker

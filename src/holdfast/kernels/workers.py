@@ -26,6 +26,7 @@ from typing import Any
 from holdfast.core.errors import KernelDied, KernelError, KernelProtocolError
 from holdfast.kernels import frames
 from holdfast.kernels.frames import Frame
+from holdfast.kernels.worker.bridge import PROBE
 
 _START = Path(__file__).parent / "worker" / "start.py"
 _FLAGS = ("-s", "-S", "-P", "-X", "utf8")
@@ -272,6 +273,10 @@ class Worker:
                 os.kill(self.pid, signal.SIGINT)
             # A worker that waits for an answer only notices the signal when a frame arrives.
             self.send({"id": -1})
+
+    def probe(self) -> None:
+        """Ask how many threads of the cell sleep; answered if one of them waits for a call."""
+        self.send({"id": PROBE})
 
     def kill(self, error: KernelError | None) -> None:
         """End the process for good, for this reason or because it ended by itself."""

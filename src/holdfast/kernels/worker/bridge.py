@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 COMMAND = 0
+PROBE = -2
 _ARGUMENTS = b'{"args":%b,"kwargs":%b}'
 
 
@@ -145,6 +146,9 @@ class Bridge:
     def _read_for_all(self, pending: _Pending) -> None:
         while pending.answer is None:
             message = self.channel.receive()
+            if message["id"] == PROBE and self._open:
+                sleeping = len(self.pins.waits.under_way)
+                self.channel.send({"kind": "sleeping", "threads": sleeping})
             with self._state:
                 found = self._pending.get(message["id"])
                 if found is not None:
