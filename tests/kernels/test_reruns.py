@@ -329,3 +329,25 @@ async def test_a_wait_that_is_woken_leaves_the_clock_alone(cpython: CpythonKerne
         "await asyncio.wait_for(asyncio.sleep(0), 3600)\n(woken, time.time_ns() - start)"
     )
     assert await driver.value(code) == (True, 1000)
+
+
+async def test_a_cached_function_makes_the_same_calls_in_a_warm_worker_and_a_restored_one(
+    cpython: CpythonKernel,
+) -> None:
+    define = (
+        "from functools import cache, lru_cache\n@lru_cache\ndef ask(q):\n    return lm(q)\n"
+        "class Client:\n    @staticmethod\n    @cache\n    def ask(q):\n        return lm(q)\n"
+        "ask('a'), Client.ask('a')"
+    )
+    code = "[ask('a'), Client.ask('a'), ask('b'), ask('b')]"
+    driver = await KernelDriver.open(cpython, SETTINGS, lm=_answer)
+    await driver.run(define)
+    assert await driver.value(code) == ["<a>", "<a>", "<b>", "<b>"]
+    recorded = driver.recorded
+    assert len(recorded) == 3
+    fresh = await KernelDriver.open(cpython, SETTINGS, lm=_answer)
+    await fresh.run(define)
+    await fresh.reopen()
+    again = await fresh.run(code, recorded=recorded[:2])
+    assert again.status == "ok", again.detail
+    assert [call.key for call in fresh.recorded] == [call.key for call in recorded]

@@ -16,7 +16,7 @@ The engine
 - Your code runs in Python {version} with its whole standard library and nothing else installed.
 {bounds}
 - Threads and asyncio work. The namespace is saved after every block: plain data, functions,
-  classes and imports stay; open files, generators, locks and the like do not, and you are told
-  when one was lost."""
+  classes and imports stay, with `lru_cache`s emptied; open files, generators, locks and the like
+  do not, and you are told when one was lost."""
 CPYTHON = _CPYTHON.format(version=_VERSION, bounds=_CONFINED)
 CPYTHON_UNCONFINED = _CPYTHON.format(version=_VERSION, bounds=_UNCONFINED)

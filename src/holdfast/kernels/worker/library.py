@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 
 def _lru_cache(value: Any) -> Any:
+    # A checkpoint has no caches, and the worker that goes on must call what a restored one would.
+    value.cache_clear()
     parameters = value.cache_parameters()
     return lru_cache_, (value.__wrapped__, parameters["maxsize"], parameters["typed"])
 
