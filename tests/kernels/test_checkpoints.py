@@ -65,6 +65,56 @@ async def test_a_redefined_function_and_its_old_self_are_both_kept(cpython: Cpyt
     assert await driver.value("(old(), f(), old is f)") == ("old", "new", False)
 
 
+async def test_settings_of_the_interpreter_are_kept(cpython: CpythonKernel) -> None:
+    driver = await _restored(
+        cpython,
+        "import decimal, sys\nsys.setrecursionlimit(20_000)\ncontext = decimal.getcontext()\n"
+        "context.prec, context.rounding = 50, decimal.ROUND_DOWN\n"
+        "context.traps[decimal.Inexact] = True\ndel context",
+    )
+    code = (
+        "import decimal, sys\nc = decimal.getcontext()\n"
+        "(sys.getrecursionlimit(), c.prec, c.rounding, c.traps[decimal.Inexact], c.Emax)"
+    )
+    expected = (20_000, 50, "ROUND_DOWN", True, 999999)
+    assert await driver.value(code) == expected
+    # Once more, in a worker that has them from a checkpoint itself.
+    await driver.reopen()
+    assert await driver.value(code) == expected
+    await driver.value("decimal.setcontext(decimal.Context())\nsys.setrecursionlimit(1000)")
+    assert "decimal" not in (driver.manifest or {})
+    await driver.reopen()
+    assert (await driver.value(code))[:2] == (1000, 28)
+
+
+@pytest.mark.parametrize(("set_to", "kept"), [(30, 200), (2**31 - 1, 2**31 - 1)])
+async def test_a_recursion_limit_leaves_the_worker_room(
+    cpython: CpythonKernel, set_to: int, kept: int
+) -> None:
+    driver = await KernelDriver.open(cpython)
+    await driver.run(f"import sys\nsys.setrecursionlimit({set_to})")
+    assert await driver.value("sys.getrecursionlimit()") == kept
+    await driver.reopen()
+    assert await driver.value("sys.getrecursionlimit()") == kept
+
+
+async def test_what_stands_in_place_of_the_decimal_module_costs_no_checkpoint(
+    cpython: CpythonKernel,
+) -> None:
+    driver = await KernelDriver.open(cpython)
+    await driver.value("import sys\nsys.modules['decimal'] = 'none'\nkept = 1")
+    await driver.reopen()
+    assert await driver.value("kept") == 1
+    await driver.value(
+        "import decimal\nmade = []\nclass Context:\n    def __reduce__(self):\n"
+        "        made.append(1)\n        return 0, (len(made), [], [])\n"
+        "decimal.getcontext = decimal.Context = Context"
+    )
+    assert "decimal" in (driver.manifest or {})
+    await driver.reopen()
+    assert await driver.value("kept") == 1
+
+
 async def test_recursive_and_nested_functions_are_kept(cpython: CpythonKernel) -> None:
     driver = await _restored(
         cpython,

@@ -63,6 +63,10 @@ class Chunks:
             "drawn": part.drawn,
             "random": self._bytes(part.random, used) if part.random else _EMPTY,
         }
+        if part.recursion_limit:
+            record["recursion_limit"] = part.recursion_limit
+        if part.decimal:
+            record["decimal"] = part.decimal
         self._sent.clear()
         self.stored = self._named
         self._variables = variables

@@ -52,6 +52,8 @@ def load_command(manifest: Mapping[str, Any], random: bytes) -> dict[str, Any]:
         "cells": manifest["cells"],
         "drawn": manifest["drawn"],
         "random": random,
+        "recursion_limit": manifest.get("recursion_limit", 0),
+        "decimal": manifest.get("decimal", ""),
     }
 
 

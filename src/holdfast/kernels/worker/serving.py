@@ -14,6 +14,7 @@ from holdfast.kernels.worker import cellrun, render
 from holdfast.kernels.worker.bounds import excess
 from holdfast.kernels.worker.bridge import Bridge, CallError, HostFunction
 from holdfast.kernels.worker.cellrun import Capture, Final, Interrupted, OutputLimit, Sources
+from holdfast.kernels.worker.interpreter import Interpreter
 from holdfast.kernels.worker.makers import MAIN
 from holdfast.kernels.worker.namespace import Namespace
 from holdfast.kernels.worker.paging import Inspect
@@ -37,6 +38,7 @@ class Worker:
         self.shield = Shield(Interrupted)
         _signal.signal(_signal.SIGINT, self.shield.interrupt)
         self.channel = Channel(self.shield)
+        self.interpreter = Interpreter()
         self.sources = Sources()
         self.pins = Pins()
         self.pins.install({"linecache": lambda module: self.sources.publish()})
@@ -155,6 +157,7 @@ class Worker:
         """Fill the empty namespace from a checkpoint whose chunks follow in order."""
         lost = self.namespace.load(command["stored"], self.channel.receive_bytes)
         self.pins.restore(command["drawn"], command["random"])
+        self.interpreter.restore(command["recursion_limit"], command["decimal"])
         self.cells = command["cells"]
         self.channel.send({"kind": "loaded", "lost": lost})
 
@@ -173,7 +176,8 @@ class Worker:
         dumped = self.namespace.dump()
         self.namespace.drop_unrestorable(dumped["variables"])
         drawn, random = self.pins.chance.drawn, self.pins.random_state()
-        return dumped | {"cells": self.cells, "drawn": drawn, "random": random}
+        kept = {"cells": self.cells, "drawn": drawn, "random": random}
+        return dumped | kept | self.interpreter.settings()
 
     def evaluate(self, command: dict[str, Any]) -> None:
         """Run one cell and send everything about it."""
@@ -201,6 +205,7 @@ class Worker:
                 outcome["value"] = self._view(value, command["value_fit"])
             finally:
                 self.shield.lower()
+                self.interpreter.bound()
         except Final:
             pass
         except OutputLimit:
