@@ -102,3 +102,12 @@ def test_what_does_not_parse_runs_nothing_of_the_cell(source: str) -> None:
     with pytest.raises(SyntaxError):
         cellrun.run(source, "<cell 1>", namespace)
     assert namespace == {}
+
+
+def test_output_can_be_reconfigured_to_no_effect() -> None:
+    stream = cellrun.Capture("<stdout>")
+    stream.reset(100, 100)
+    stream.reconfigure(encoding="latin-1", errors="strict", line_buffering=True)
+    stream.write("ä")
+    assert stream.excerpt() == ["ä", "", 1]
+    assert stream.encoding == "utf-8"

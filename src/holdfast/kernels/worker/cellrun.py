@@ -94,6 +94,9 @@ class Capture:
         for line in lines:
             self.write(line)
 
+    def reconfigure(self, **options: Any) -> None:
+        pass
+
     def flush(self) -> None:
         pass
 
