@@ -40,7 +40,9 @@ def {HIDDEN}code(value, depth=0):
     if kind == "dict":
         return depth > 40 or any([{HIDDEN}code(item, depth + 1) for item in value.values()])
     return kind in ("function", "type", "module", "builtin_function_or_method", "method")
-def FINAL(value=None):
+def FINAL(value=None, *more, **named):
+    if more or named:
+        raise TypeError("FINAL(value) takes one value; pass a tuple or a dict for several")
     if {HIDDEN}code(value):
         raise TypeError("FINAL takes data, not functions, classes or modules")
     {FINAL_CALL}(value)

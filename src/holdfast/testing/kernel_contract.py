@@ -142,6 +142,18 @@ class KernelContract:
         assert result.status == "error"
         assert result.final is None
 
+    @pytest.mark.parametrize("code", ["FINAL(1, 2)", "FINAL(1, note=2)"])
+    async def test_final_of_several_values_says_to_pass_a_tuple(
+        self, kernel: Kernel, code: str
+    ) -> None:
+        driver = await KernelDriver.open(kernel)
+        result = await driver.run(code)
+        assert result.status == "error"
+        assert result.final is None
+        assert result.error is not None
+        told = "FINAL(value) takes one value; pass a tuple or a dict for several"
+        assert (result.error.type, result.error.message) == ("TypeError", told)
+
     async def test_inspect_pages_a_big_value(self, kernel: Kernel) -> None:
         driver = await KernelDriver.open(kernel)
         result = await driver.run("numbers = list(range(1000))\ninspect(numbers, 500)")

@@ -131,8 +131,10 @@ class Worker:
         self.engine_names = names
         self._repair()
 
-    def _final(self, value: Any = None) -> None:
+    def _final(self, value: Any = None, *more: Any, **named: Any) -> None:
         """Fix the answer of this turn and end the cell."""
+        if more or named:
+            raise TypeError("FINAL(value) takes one value; pass a tuple or a dict for several")
         if not self.bridge.open:
             raise CallError("FINAL was called outside of a running cell")
         if self.final is None:
