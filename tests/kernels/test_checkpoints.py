@@ -115,6 +115,30 @@ async def test_what_stands_in_place_of_the_decimal_module_costs_no_checkpoint(
     assert await driver.value("kept") == 1
 
 
+@pytest.mark.parametrize(
+    ("module", "names"),
+    [
+        (
+            "time",
+            "time time_ns sleep gmtime localtime ctime asctime strftime clock_gettime "
+            "clock_gettime_ns",
+        ),
+        ("os", "urandom getrandom"),
+        ("select", "select"),
+    ],
+)
+async def test_names_of_pinned_functions_are_the_pinned_ones_after_a_restore(
+    cpython: CpythonKernel, module: str, names: str
+) -> None:
+    listed = ", ".join(names.split())
+    driver = await KernelDriver.open(cpython)
+    result = await driver.run(f"from {module} import {listed}")
+    assert result.unrestorable == ()
+    await driver.reopen()
+    code = f"import {module} as m\n[f.__name__ for f in ({listed},) if f is getattr(m, f.__name__)]"
+    assert await driver.value(code) == names.split()
+
+
 async def test_recursive_and_nested_functions_are_kept(cpython: CpythonKernel) -> None:
     driver = await _restored(
         cpython,

@@ -17,7 +17,7 @@ import os
 import sys
 import time
 
-from holdfast.kernels.worker.waits import Waits
+from holdfast.kernels.worker.waits import Waits, stand_in
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -129,8 +129,8 @@ class Pins:
     def install(self, after_import: dict[str, Callable[[Any], None]]) -> None:
         """Patch what is loaded already and wait for the rest to be imported."""
         _pin_time(time, self.clock, self.waits)
-        os.urandom = self.chance.take
-        os.getrandom = lambda size, flags=0: self.chance.take(size)
+        stand_in(os, "urandom", lambda size, /: self.chance.take(size))
+        stand_in(os, "getrandom", lambda size, flags=0: self.chance.take(size))
         patches: dict[str, Callable[[Any], None]] = {
             "_datetime": lambda module: _pin_datetime(module, self.clock),
             "random": self._pin_random,
@@ -248,18 +248,22 @@ def _pin_time(module: Any, clock: Clock, waits: Waits) -> None:
     def now() -> float:
         return clock.read_ns() / 1e9
 
-    module.time = now
-    module.time_ns = clock.read_ns
-    module.sleep = lambda seconds, /: waits.sleep(sleep, seconds)
-    module.gmtime = lambda seconds=None: gmtime(now() if seconds is None else seconds)
-    module.localtime = lambda seconds=None: localtime(now() if seconds is None else seconds)
-    module.ctime = lambda seconds=None: ctime(now() if seconds is None else seconds)
-    module.asctime = lambda t=None: asctime(localtime(now()) if t is None else t)
-    module.strftime = lambda format, t=None: strftime(format, localtime(now()) if t is None else t)
-    module.clock_gettime = lambda which: now() if which == 0 else clock_gettime(which)
-    module.clock_gettime_ns = lambda which: (
-        clock.read_ns() if which == 0 else clock_gettime_ns(which)
-    )
+    pinned: dict[str, Any] = {
+        "time": now,
+        "time_ns": lambda: clock.read_ns(),
+        "sleep": lambda seconds, /: waits.sleep(sleep, seconds),
+        "gmtime": lambda seconds=None: gmtime(now() if seconds is None else seconds),
+        "localtime": lambda seconds=None: localtime(now() if seconds is None else seconds),
+        "ctime": lambda seconds=None: ctime(now() if seconds is None else seconds),
+        "asctime": lambda t=None: asctime(localtime(now()) if t is None else t),
+        "strftime": lambda format, t=None: strftime(format, localtime(now()) if t is None else t),
+        "clock_gettime": lambda which: now() if which == 0 else clock_gettime(which),
+        "clock_gettime_ns": lambda which: (
+            clock.read_ns() if which == 0 else clock_gettime_ns(which)
+        ),
+    }
+    for name, function in pinned.items():
+        stand_in(module, name, function)
 
 
 def _pin_datetime(module: Any, clock: Clock) -> None:
