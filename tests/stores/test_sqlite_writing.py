@@ -123,6 +123,32 @@ async def test_of_many_the_first_half_goes_on_while_the_second_is_committed(stor
     assert early == [None, None, True]
 
 
+async def test_of_many_the_first_half_is_told_before_the_writer_waits_for_another_process(store):
+    sessions = [await start(store, f"talk-{n}") for n in range(40)]
+    other = apsw.Connection(str(store._path / "events.db"))
+    commit, groups = store._writer._commit, []
+
+    def committing(jobs):
+        commit(jobs)
+        if len(jobs) > 1 and not groups:
+            groups.append(len(jobs))
+            other.execute("BEGIN IMMEDIATE")
+
+    store._writer._commit = committing
+    async with Hold(store):
+        tasks = [
+            asyncio.create_task(store.append(lease, state.seq, [message(1)]))
+            for lease, state in sessions
+        ]
+        await submitted(store, 40)
+    told, waiting = await asyncio.wait(tasks[:20], timeout=20)
+    later = [task.done() for task in tasks[20:]]
+    other.execute("ROLLBACK")
+    await asyncio.gather(*tasks)
+    assert (groups, len(told), len(waiting)) == ([20], 20, 0)
+    assert not any(later)
+
+
 @pytest.mark.parametrize("change", ["epoch = epoch + 1", "owner = 'o-else'", "owner = NULL"])
 async def test_an_append_that_was_foreseen_is_fenced_off_like_any_other(store, change):
     lease, state = await start(store, "talk")

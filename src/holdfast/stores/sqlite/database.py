@@ -10,7 +10,7 @@ import hashlib
 import logging
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import resources
 from pathlib import Path
@@ -60,6 +60,29 @@ def migrations() -> list[tuple[int, str, str]]:
     return [(int(f.name[:4]), f.name, f.read_text(encoding="utf-8")) for f in files]
 
 
+class Patience:
+    """A busy handler: waits for another process's short transactions, 1 to 10 ms at a time.
+
+    `before` is called once whenever it begins to wait.
+    """
+
+    def __init__(self, before: Callable[[], None] | None = None) -> None:
+        self.seconds = BUSY_SECONDS
+        self._before = before
+        self._deadline = 0.0
+
+    def __call__(self, attempt: int) -> bool:
+        """Wait a little; tell whether to try again."""
+        if attempt == 0:
+            self._deadline = time.monotonic() + self.seconds
+            if self._before is not None:
+                self._before()
+        if time.monotonic() > self._deadline:
+            return False
+        time.sleep(min(0.001 * (attempt + 1), 0.01))
+        return True
+
+
 class Database:
     """The file, and how to connect to it."""
 
@@ -76,7 +99,7 @@ class Database:
         """Return a new connection with this store's settings."""
         with self.failures(StoreFailed, "open"):
             connection = apsw.Connection(str(self.path), vfs=self._vfs)
-            connection.set_busy_handler(_BusyHandler())
+            connection.set_busy_handler(Patience())
             connection.pragma("synchronous", "FULL")
             connection.pragma("secure_delete", "ON")
             connection.pragma("trusted_schema", "OFF")
@@ -108,16 +131,16 @@ class Database:
                         "than this release has; restore the store from an export"
                     )
 
-    def truncate_log(self, connection: apsw.Connection) -> None:
+    def truncate_log(self, connection: apsw.Connection, patience: Patience) -> None:
         """Empty the write-ahead log, so that no erased byte is left in it."""
-        connection.set_busy_handler(_BusyHandler(TRUNCATE_SECONDS))
+        patience.seconds = TRUNCATE_SECONDS
         try:
             connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
         except apsw.Error:
             # Another process reads; the log is emptied when the last one closes the store.
             logger.warning("the write-ahead log of %r was not emptied yet", str(self.path))
         finally:
-            connection.set_busy_handler(_BusyHandler())
+            patience.seconds = BUSY_SECONDS
 
     def _enter_wal(self, connection: apsw.Connection) -> None:
         deadline = time.monotonic() + BUSY_SECONDS
@@ -193,22 +216,6 @@ class Database:
             path=str(self.path),
             session=session,
         )
-
-
-class _BusyHandler:
-    """Waits for another process's short transactions, from one to ten milliseconds at a time."""
-
-    def __init__(self, seconds: float = BUSY_SECONDS) -> None:
-        self._seconds = seconds
-        self._deadline = 0.0
-
-    def __call__(self, attempt: int) -> bool:
-        if attempt == 0:
-            self._deadline = time.monotonic() + self._seconds
-        if time.monotonic() > self._deadline:
-            return False
-        time.sleep(min(0.001 * (attempt + 1), 0.01))
-        return True
 
 
 _REASONS: tuple[tuple[type[Exception], str], ...] = (

@@ -402,7 +402,7 @@ class SqliteSessionStore(SqliteReading):
             self._owner.stored(sign)
 
     def _truncate(self, _: Any) -> None:
-        self._database.truncate_log(self._connection)
+        self._database.truncate_log(self._connection, self._writer.patience)
 
     def _forget(self, lease: Lease) -> None:
         if self._held.get(lease.session) == lease.epoch:

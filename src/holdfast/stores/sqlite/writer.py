@@ -21,7 +21,7 @@ import apsw
 
 from holdfast.core.errors import HoldfastError, NothingWritten, OutcomeUnknown, StoreFailed
 from holdfast.stores.bell import Bell
-from holdfast.stores.sqlite.database import FAILURES, SQL, Database
+from holdfast.stores.sqlite.database import FAILURES, SQL, Database, Patience
 
 logger = logging.getLogger("holdfast.stores")
 
@@ -94,6 +94,9 @@ class Writer:
         self._database = database
         self._connection = connection
         self._cursor = connection.cursor()
+        # Nobody whose job is committed waits for another process as well.
+        self.patience = Patience(self._tell)
+        connection.set_busy_handler(self.patience)
         self._queue: queue.SimpleQueue[Job[Any] | None] = queue.SimpleQueue()
         self._committed: list[Job[Any]] = []
         self._closed = False
