@@ -58,6 +58,8 @@ async def filled(path: Path) -> None:
         ("UPDATE events SET data = replace(data, '\"kind\"', '\"kine\"') WHERE seq = 4", "digest"),
         ("UPDATE events SET data = replace(data, '\"text\"', '\"tezt\"') WHERE seq = 4", "digest"),
         ("UPDATE sessions SET labels = '{'", "state"),
+        ("UPDATE events SET data = replace(data, ':900', ':901') WHERE seq = 4", "payload"),
+        ("UPDATE inbox SET content = replace(content, ':900', ':901')", "payload"),
     ],
 )
 async def test_a_changed_row_is_found(tmp_path: Path, statement: str, kind: str) -> None:

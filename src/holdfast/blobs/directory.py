@@ -24,6 +24,8 @@ else:
 _LEVEL = 1
 _SUFFIX = ".zst"
 _PREFIX = "sha256:"
+_FRAME_HEADER = 18
+"""The most bytes that the header of a zstd frame has."""
 
 
 class DirectoryBlobStore:
@@ -56,11 +58,18 @@ class DirectoryBlobStore:
         try:
             return zstd.decompress(packed)
         except zstd.ZstdError as error:
-            raise Corruption(
-                f"the stored bytes of payload {blob_id!r} do not decompress: {error}; restore it "
-                "from an export",
-                payload=blob_id,
-            ) from error
+            raise _damaged(blob_id, error) from error
+
+    def size(self, tenant: str, blob_id: str) -> int | None:
+        """Return how many bytes a blob holds as its file's first ones say, None without one."""
+        try:
+            start = self._disk.read(self._path(tenant, blob_id), 0, _FRAME_HEADER)
+        except FileNotFoundError:
+            return None
+        try:
+            return zstd.get_frame_info(start).decompressed_size
+        except zstd.ZstdError as error:
+            raise _damaged(blob_id, error) from error
 
     def has(self, tenant: str, blob_id: str) -> bool:
         """Tell whether a blob is there."""
@@ -103,3 +112,11 @@ class DirectoryBlobStore:
     def _path(self, tenant: str, blob_id: str) -> Path:
         digest = check_content_id(blob_id).removeprefix(_PREFIX)
         return self._root / check_id(tenant, "tenant") / digest[:2] / (digest + _SUFFIX)
+
+
+def _damaged(blob_id: str, error: Exception) -> Corruption:
+    return Corruption(
+        f"the stored bytes of payload {blob_id!r} do not decompress: {error}; restore it from an "
+        "export",
+        payload=blob_id,
+    )

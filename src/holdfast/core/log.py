@@ -19,7 +19,14 @@ from holdfast.core.facts import Fact, HeadPublished
 from holdfast.core.fold import apply
 from holdfast.core.heads import EdgeDraft, HeadDraft
 from holdfast.core.ids import check_content_id, check_key
-from holdfast.core.payloads import ENCODINGS, KINDS, Slot, check_bytes, manifest_slots
+from holdfast.core.payloads import (
+    ENCODINGS,
+    KINDS,
+    Slot,
+    check_bytes,
+    check_size,
+    manifest_slots,
+)
 from holdfast.core.state import State
 from holdfast.core.status import check_legal
 from holdfast.core.values import MAX_INTEGER
@@ -192,6 +199,8 @@ def _payloads(slots: Iterable[Slot]) -> tuple[dict[str, Slot], dict[str, Slot]]:
             check_bytes(item, item.data)
     while queue:
         item = queue.pop()
+        if item.id in refs:
+            check_size(item, refs[item.id].size)
         seen = given.get(item.id)
         # Equal bytes may stand as a user's text too: only the manifest says what it refers to.
         if seen is not None and (item.encoding != "manifest" or seen.encoding == "manifest"):

@@ -219,12 +219,13 @@ class Reach:
     """The payloads that slots lead to, each once, as far as the manifests among them are followed.
 
     One that is erased is told, but leads nowhere. Equal bytes may stand as a manifest and as a
-    user's text beside it: those are two, and only the manifest says what it refers to.
+    user's text beside it: those are two, and only the manifest says what it refers to. So are two
+    that differ in size, of which one is wrong.
     """
 
     def __init__(self, slots: Iterable[Slot] = ()) -> None:
         self._queue = list(slots)
-        self._met: set[tuple[str, bool, bool]] = set()
+        self._met: set[tuple[str, bool, bool, int]] = set()
 
     def add(self, slots: Iterable[Slot]) -> None:
         """Begin from more slots."""
@@ -234,7 +235,7 @@ class Reach:
         """Yield what is reached and was not yet; what `follow` adds comes too."""
         while self._queue:
             item = self._queue.pop()
-            key = (item.id, item.encoding == "manifest", item.erased is None)
+            key = (item.id, item.encoding == "manifest", item.erased is None, item.size)
             if key not in self._met and (item.erased is not None or not item.inline):
                 self._met.add(key)
                 yield item
@@ -271,6 +272,21 @@ def _gather(item: Any, found: list[Slot]) -> None:
     for part in parts:
         if type(part) in _NESTED:
             _gather(part, found)
+
+
+def check_size(item: Slot, size: int) -> None:
+    """Raise InvalidRef where a ref says another size than its payload has."""
+    if item.size != size:
+        raise size_error(item, size)
+
+
+def size_error(item: Slot, size: int) -> InvalidRef:
+    """Return the error for a ref that says another size than its payload has."""
+    return InvalidRef(
+        f"payload {item.id!r} has {size} bytes, not the {item.size} that a ref to it says; refer "
+        "to it by the slot that it was stored as",
+        payload=item.id,
+    )
 
 
 def check_bytes(item: Slot, data: bytes) -> bytes:

@@ -24,7 +24,7 @@ from holdfast.core.errors import (
 )
 from holdfast.core.events import Event, check_digest
 from holdfast.core.fold import apply
-from holdfast.core.payloads import Reach, Slot, walk
+from holdfast.core.payloads import Reach, Slot, size_error, walk
 from holdfast.core.state import State, empty
 from holdfast.stores import rows
 from holdfast.stores.port import Problem, SessionInfo, SessionStore, VerifyReport
@@ -237,7 +237,10 @@ class _Verification:
             # Erased before, it may have been said again since: the store knows.
             self.checked.add(item.id)
             try:
-                self.reach.follow(item, await self.store.get_payload(self.session, item.id))
+                data = await self.store.get_payload(self.session, item.id)
+                if len(data) != item.size:
+                    self._bad_payload("payload", size_error(item, len(data)), item, seq)
+                self.reach.follow(item, data)
             except PayloadNotFound as error:
                 if "erased_at" in error.details:
                     self.checked.discard(item.id)

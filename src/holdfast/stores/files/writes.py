@@ -21,7 +21,7 @@ from holdfast.core.facts import Fact, SessionStarted
 from holdfast.core.heads import EdgeDraft, HeadDraft
 from holdfast.core.ids import check_key
 from holdfast.core.log import Batch, extend
-from holdfast.core.payloads import Reach, Slot, check_bytes
+from holdfast.core.payloads import Reach, Slot, check_bytes, check_size
 from holdfast.core.state import State, empty
 from holdfast.stores import rows
 from holdfast.stores.files import derived
@@ -195,22 +195,28 @@ def prove(
     seen: set[str] = set()
     reach = Reach(bare)
     for item in reach:
-        if item.erased is not None or item.id in batch.payloads:
+        if item.erased is not None:
+            continue
+        if item.id in batch.payloads:
+            check_size(item, batch.payloads[item.id].size)
             continue
         seen.add(item.id)
-        known = foreign is not None and item.id not in foreign and blobs.has(tenant, item.id)
+        ours = foreign is not None and item.id not in foreign
+        size = blobs.size(tenant, item.id) if ours else None
         # Equal bytes may stand as a user's text too: only the log's namespace is proven as one.
-        if known and (item.encoding != "manifest" or item == before.vars):
+        if size is not None and (item.encoding != "manifest" or item == before.vars):
+            check_size(item, size)
             continue
         if item.id in erased and item.id not in files.grants.read():
             if item.id in batch.refs:
                 raise rows.erased_error(item.id, *erased[item.id])
             seen.discard(item.id)
             continue
-        taken = known or _may_take(files, tenant, source, item.id)
+        taken = size is not None or _may_take(files, tenant, source, item.id)
         data = blobs.get(tenant, item.id) if taken else None
         if data is None:
             raise rows.foreign_error(files.id, item.id)
+        check_size(item, len(data))
         inner = reach.follow(item, data)
         if foreign is not None and inner:
             foreign |= files.foreign(part.id for part in inner)

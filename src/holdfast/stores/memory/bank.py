@@ -12,7 +12,7 @@ from holdfast.core.errors import SessionDeleted, SessionNotFound
 from holdfast.core.events import Event
 from holdfast.core.ids import check_id, check_key
 from holdfast.core.log import Batch
-from holdfast.core.payloads import Reach, Slot, walk
+from holdfast.core.payloads import Reach, Slot, check_size, walk
 from holdfast.core.state import State
 from holdfast.stores import rows
 from holdfast.stores.feed import Feed
@@ -122,7 +122,9 @@ class MemoryBank:
                 raise rows.foreign_error(log.state.session, item.id)
             else:
                 adopted.add(item.id)
-            reach.follow(item, self.payloads[tenant, item.id].data)
+            data = self.payloads[tenant, item.id].data
+            check_size(item, len(data))
+            reach.follow(item, data)
         log.refs |= adopted
 
     def store(self, log: Log, batch: Batch) -> None:

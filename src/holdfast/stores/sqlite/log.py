@@ -65,7 +65,7 @@ class Foreseen(msgspec.Struct, frozen=True, gc=False):
     moved: tuple[Any, ...]
     payloads: list[tuple[Any, ...]]
     events: list[tuple[Any, ...]]
-    referred: list[str]
+    referred: list[Slot]
     """Payloads that came without their bytes."""
     consumes: Sequence[str]
     release: bool
@@ -133,10 +133,9 @@ class Log:
             return None  # the transaction looks itself, and says why
         given, referred = batch.payloads, []
         if len(batch.refs) > len(given):
-            bare = [item for payload_id, item in batch.refs.items() if payload_id not in given]
-            if not all(payloads.is_proven(state, item) for item in bare):
+            referred = [item for payload_id, item in batch.refs.items() if payload_id not in given]
+            if not all(payloads.is_proven(state, item) for item in referred):
                 return None
-            referred = [item.id for item in bare]
         return Foreseen(
             row,
             Appended(batch.events, batch.state, batch.head),
@@ -151,8 +150,8 @@ class Log:
     def realize(self, foreseen: Foreseen, cursor: apsw.Cursor) -> Appended | None:
         """Append what was foreseen, or nothing where something is not as it was thought to be."""
         row, done = foreseen.row, foreseen.done
-        for payload_id in foreseen.referred:
-            if not payloads.in_use(cursor, self._blobs, row, payload_id):
+        for item in foreseen.referred:
+            if not payloads.in_use(cursor, self._blobs, row, item):
                 return None
         for key in foreseen.consumes:
             if not leases.is_waiting(cursor, row, key):

@@ -18,7 +18,7 @@ import apsw
 from holdfast.blobs.port import BlobStore
 from holdfast.core.errors import HoldfastError
 from holdfast.core.log import Batch
-from holdfast.core.payloads import Reach, Slot, check_bytes
+from holdfast.core.payloads import Reach, Slot, check_bytes, check_size
 from holdfast.core.state import State
 from holdfast.stores import rows
 from holdfast.stores.port import ROW_PAYLOAD_BYTES
@@ -126,12 +126,12 @@ def heal(cursor: apsw.Cursor, blobs: BlobStore, row: SessionRow, item: Slot) -> 
         keep(cursor, blobs, row, [item], used=True)
 
 
-def in_use(cursor: apsw.Cursor, blobs: BlobStore, row: SessionRow, payload_id: str) -> bool:
+def in_use(cursor: apsw.Cursor, blobs: BlobStore, row: SessionRow, item: Slot) -> bool:
     """Tell whether a session's log refers to a payload already, and its bytes are here."""
-    found = find(cursor, row, payload_id)
-    if found is None or not found.used:
+    found = find(cursor, row, item.id)
+    if found is None or not found.used or found.size != item.size:
         return False
-    return not found.in_file or blobs.has(row.tenant, payload_id)
+    return not found.in_file or blobs.has(row.tenant, item.id)
 
 
 def is_proven(before: State, item: Slot) -> bool:
@@ -169,6 +169,7 @@ def prove(
             raise rows.foreign_error(row.id, item.id)
         if found.in_file and not blobs.has(row.tenant, item.id):
             raise rows.missing_error(row.id, item.id)
+        check_size(item, found.size)
         if not found.used:
             _refer(cursor, found.key, row.key, used=True)
         elif is_proven(before, item):

@@ -122,6 +122,37 @@ class PayloadContract(ContractPlace):
             await store.load_state("s-2")
         assert (await store.load_state("s-1")).seq == 1
 
+    @pytest.mark.parametrize("size", [600, ROW_PAYLOAD_BYTES + 1])
+    async def test_a_ref_with_another_size_than_its_payload_is_refused(
+        self, store: SessionStore, size: int
+    ) -> None:
+        driver = await drive(store)
+        put, said = text_of(size, "p"), text_of(size, "s")
+        await store.put_payload("s-1", put)
+        await driver.say(said)
+        before = await view(store, "s-1")
+        for item in (put, said):
+            lie = structs.replace(item.bare(), size=size + 7)
+            part = manifest({"true": item.ref(), "lie": lie.ref()}, "vars")
+            bare = await store.put_payload("s-1", part)
+            for fact in (
+                driver.message(lie),
+                facts.VarsCheckpointed(vars=lie),
+                facts.VarsCheckpointed(vars=part),
+                facts.VarsCheckpointed(vars=bare),
+            ):
+                with pytest.raises(InvalidRef, match=f"{size}.*{size + 7}|{size + 7}.*{size}"):
+                    await driver.append(fact)
+            with pytest.raises(InvalidRef, match=item.id):
+                await driver.append(driver.message(lie), payloads=[item])
+            started = facts.SessionStarted(settings=lie)
+            with pytest.raises(InvalidRef, match=item.id):
+                await store.create_session("s-2", started, adopt_from="s-1")
+        assert await view(store, "s-1") == before
+        await driver.say(put.bare())
+        await driver.say(said.bare())
+        assert (await verify(store, "s-1")).ok
+
     @pytest.mark.parametrize("tenant", ["default", "other"])
     @pytest.mark.parametrize("size", [600, ROW_PAYLOAD_BYTES + 1])
     async def test_a_forged_ref_to_another_sessions_payload_is_refused(
