@@ -51,6 +51,22 @@ def test_the_refusal_names_the_place():
         canonical({"a": [0, {"b": 0.5}]})
 
 
+def nested(depth, around):
+    record = 1
+    for _ in range(depth):
+        record = around(record)
+    return record
+
+
+@pytest.mark.parametrize("around", [lambda part: {"a": part}, lambda part: [part]])
+def test_a_record_nests_only_so_deep(around):
+    deepest = nested(128, around)
+    assert parse(canonical(deepest)) == deepest
+    for deeper in (129, 500, 100_000):
+        with pytest.raises(InvalidRecord, match="128 deep"):
+            canonical(nested(deeper, around))
+
+
 def test_a_subclass_cannot_smuggle_in_another_form():
     class Loud(str):
         pass

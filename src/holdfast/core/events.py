@@ -25,7 +25,7 @@ from holdfast.core import facts, run_facts
 from holdfast.core.errors import Corruption, InvalidInput, InvalidRecord
 from holdfast.core.facts import Fact
 from holdfast.core.payloads import Slot, digest_form, from_record, to_record
-from holdfast.core.records import Record, canonical, encode, explain, fits, parse
+from holdfast.core.records import FIELD_DEPTH, Record, canonical, encode, explain, fits, parse
 from holdfast.core.values import MAX_INTEGER
 
 CHAIN_SEED = b"holdfast.log.1\n"
@@ -96,10 +96,9 @@ def chain_start(session: str) -> str:
 
 def event_digest(previous: str, seq: int, kind: str, version: int, at: str, data: Record) -> str:
     """Return the running digest after an event."""
-    covered = digest_form(data)
-    if not fits(covered):
-        explain(covered, "record")
-    return _chain(previous, seq, kind, version, at, covered)
+    if not fits(data):
+        explain(data, "record")
+    return _chain(previous, seq, kind, version, at, digest_form(data))
 
 
 def _chain(previous: str, seq: int, kind: str, version: int, at: str, covered: Record) -> str:
@@ -183,8 +182,8 @@ def _check_plain(fact: Fact, plan: _Plan, plain: Record) -> None:
 
 def _check_nested(fact: Fact, name: str, value: Any) -> None:
     """Refuse what records cannot hold, and an object that readers would take for a ref."""
-    if not fits(value):
-        explain(value, f"{fact.TYPE}.{name}")
+    if not fits(value, FIELD_DEPTH):
+        explain(value, f"{fact.TYPE}.{name}", FIELD_DEPTH)
     _check_keys(fact, name, value)
 
 

@@ -19,7 +19,7 @@ import msgspec
 from holdfast.core import values
 from holdfast.core.errors import Corruption, InvalidRef
 from holdfast.core.ids import check_content_id
-from holdfast.core.records import Record, canonical, digest_id, parse
+from holdfast.core.records import RECORD_DEPTH, Record, canonical, digest_id, parse
 
 INLINE_BYTES = 512
 ENCODINGS = frozenset({"text", "json", "bytes", "manifest"})
@@ -250,14 +250,16 @@ class Reach:
 def refs_in(item: Any) -> list[Slot]:
     """Return the slots of a record that do not stand inline; those that do are only checked."""
     found: list[Slot] = []
-    _gather(item, found)
+    _gather(item, found, RECORD_DEPTH)
     return found
 
 
 _NESTED = frozenset({dict, list})
 
 
-def _gather(item: Any, found: list[Slot]) -> None:
+def _gather(item: Any, found: list[Slot], depth: int) -> None:
+    if not depth:
+        raise InvalidRef(f"a manifest is nested more than {RECORD_DEPTH} deep")
     parts = item
     if type(item) is dict:
         if "$v" in item:
@@ -271,7 +273,7 @@ def _gather(item: Any, found: list[Slot]) -> None:
         return
     for part in parts:
         if type(part) in _NESTED:
-            _gather(part, found)
+            _gather(part, found, depth - 1)
 
 
 def check_size(item: Slot, size: int) -> None:

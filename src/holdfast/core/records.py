@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from itertools import repeat
 from typing import Any
 
 import msgspec
@@ -18,6 +19,11 @@ from holdfast.core.errors import Corruption, InvalidRecord
 from holdfast.core.values import MAX_INTEGER
 
 Record = dict[str, Any]
+
+FIELD_DEPTH = 64
+"""How deep a fact's field nests at most."""
+RECORD_DEPTH = 128
+"""How deep a whole record does: an event and the line or file that holds it stand around a field."""
 
 _encode = msgspec.json.Encoder(order="deterministic").encode
 
@@ -57,38 +63,42 @@ def parse(data: bytes | str) -> Any:
         raise Corruption(f"a stored record is not JSON: {error}") from error
 
 
-def fits(item: Any) -> bool:
+def fits(item: Any, depth: int = RECORD_DEPTH) -> bool:
     """Tell whether a record holds only what records can hold; every append asks, so it is quick."""
     kind = type(item)
     if kind is dict:
+        if not depth:
+            return False
         for key, value in item.items():
             if type(key) is not str or not key.isascii():
                 return False
             kind = type(value)
             if kind is str or (kind is int and -MAX_INTEGER <= value <= MAX_INTEGER):
                 continue
-            if not fits(value):
+            if not fits(value, depth - 1):
                 return False
         return True
     if kind is int:
         return bool(-MAX_INTEGER <= item <= MAX_INTEGER)
     if kind is list:
-        return all(map(fits, item))
+        return depth > 0 and all(map(fits, item, repeat(depth - 1)))
     return kind is str or kind is bool or item is None
 
 
-def explain(item: Any, path: str) -> None:
+def explain(item: Any, path: str, depth: int = RECORD_DEPTH, level: int = 0) -> None:
     """Raise InvalidRecord for the first part of a record that does not fit."""
     kind = type(item)
+    if level == depth and kind in (dict, list):
+        raise InvalidRecord(f"{path} is nested more than {depth} deep; store it as a value")
     if kind is int and not fits(item):
         raise InvalidRecord(f"{path} is an integer beyond 2**53-1; write it as text")
     if kind is dict:
         for key, value in item.items():
             if type(key) is not str or not key.isascii():
                 raise InvalidRecord(f"{path} has the key {key!r}; keys are ASCII text")
-            explain(value, f"{path}.{key}")
+            explain(value, f"{path}.{key}", depth, level + 1)
     elif kind is list:
         for index, value in enumerate(item):
-            explain(value, f"{path}[{index}]")
+            explain(value, f"{path}[{index}]", depth, level + 1)
     elif not fits(item):
         raise InvalidRecord(f"{path} is a {kind.__name__}; store it as a value")

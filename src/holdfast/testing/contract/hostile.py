@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from holdfast.core import facts
-from holdfast.core.errors import InvalidId, InvalidInput
-from holdfast.core.payloads import slot
+from holdfast.core.errors import InvalidId, InvalidInput, InvalidRecord, InvalidRef
+from holdfast.core.payloads import slot, slot_of_bytes
 from holdfast.stores.port import InboxDraft, Lease, SessionStore, Transient
-from holdfast.testing.contract.place import ContractPlace
+from holdfast.stores.verify import verify
+from holdfast.testing.contract.place import ContractPlace, Place
 from holdfast.testing.driver import drive
 
 HOSTILE_IDS: tuple[Any, ...] = (
@@ -125,3 +126,26 @@ class HostileContract(ContractPlace):
             await driver.append(driver.message("x"), consumes=[hostile])
         with pytest.raises(InvalidId):
             await store.erase("s-1", "sha256:" + "0" * 64, hostile)
+
+    async def test_what_nests_too_deep_to_be_read_again_is_refused(
+        self, place: Place, store: SessionStore
+    ) -> None:
+        driver = await drive(store)
+        limits: dict[str, Any] = {}
+        for _ in range(63):
+            limits = {"a": limits}
+        for deeper in (1, 500, 50_000):
+            deep: Any = limits
+            for _ in range(deeper):
+                deep = [deep]
+            with pytest.raises(InvalidRecord, match="64 deep"):
+                await driver.append(facts.TurnStarted(turn=1, limits={"a": deep}))
+        for depth in (129, 900):
+            text = b'{"a":' * depth + b"1" + b"}" * depth
+            names = slot_of_bytes("manifest", text, "vars")
+            with pytest.raises(InvalidRef, match="128 deep"):
+                await driver.append(facts.VarsCheckpointed(vars=names))
+        await driver.append(facts.TurnStarted(turn=1, limits=limits))
+        for handle in (store, await place.open()):
+            assert (await handle.load_state("s-1")).seq == 2
+            assert (await verify(handle, "s-1")).ok
