@@ -308,9 +308,27 @@ def erase_in(event: Event, payload_id: str, at: str, rule: str) -> Event:
     return event if data is event.data else structs.replace(event, data=data)
 
 
-def erase_item(item: InboxItem, payload_id: str) -> InboxItem:
-    """Return an inbox item without an erased value."""
-    if item.content is None or item.content.id != payload_id:
+def erase_item(item: InboxItem, payload_id: str, at: str, rule: str) -> InboxItem:
+    """Return an inbox item with a value replaced by its tombstone, as it is stored.
+
+    The value's id stays, so that asking the same again is known.
+    """
+    if not holds(item, payload_id):
+        return item
+    assert item.content is not None
+    content = structs.replace(item.content, data=None, erased=Erased(at, rule))
+    return replace(item, content=content)
+
+
+def holds(item: InboxItem, payload_id: str) -> bool:
+    """Tell whether a stored inbox item has a value that was not erased."""
+    content = item.content
+    return content is not None and content.id == payload_id and content.erased is None
+
+
+def shown_item(item: InboxItem) -> InboxItem:
+    """Return a stored inbox item as readers see it: without an erased value."""
+    if item.content is None or item.content.erased is None:
         return item
     return replace(item, content=None)
 

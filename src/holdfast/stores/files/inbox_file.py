@@ -13,7 +13,7 @@ import msgspec
 
 from holdfast.blobs.disk import Disk
 from holdfast.core.errors import Corruption
-from holdfast.core.payloads import from_record, to_record
+from holdfast.core.payloads import Slot, from_record, to_record
 from holdfast.core.records import Record
 from holdfast.stores.files.lines import has_hole, seal, unseal
 from holdfast.stores.port import InboxItem
@@ -26,6 +26,11 @@ class Inbox:
     items: dict[str, InboxItem] = field(default_factory=dict)
     end: int = 0
     torn: int = 0
+
+    def contents(self) -> list[Slot]:
+        """Return the contents that were not erased."""
+        found = [item.content for item in self.items.values() if item.content is not None]
+        return [content for content in found if content.erased is None]
 
 
 class InboxFile:

@@ -56,8 +56,7 @@ class Refs:
             if left:
                 left -= self._newer()
             if left:
-                items = self._inbox.read().items.values()
-                contents = [item.content for item in items if item.content is not None]
+                contents = self._inbox.read().contents()
                 # An erasure takes contents out of the inbox: what is there came afterwards.
                 self._erased.difference_update(content.id for content in contents)
                 self._learn(contents)

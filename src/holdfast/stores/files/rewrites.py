@@ -41,7 +41,7 @@ def erase(
             )
             _remove_leftovers(files)
             items = files.inbox.read().items.values()
-            asked = any(i.content is not None and i.content.id == payload_id for i in items)
+            asked = any(rows.holds(item, payload_id) for item in items)
             unknown_here = files.foreign([payload_id]) - files.grants.read()
             if not places and not asked and unknown_here:
                 if payload_id in header.erased:
@@ -59,7 +59,7 @@ def erase(
             try:
                 # Afterwards: while it stands here the value counts as asked again, so that an
                 # erasure that got no further than the log can be repeated.
-                _erase_in_inbox(files, payload_id)
+                _erase_in_inbox(files, payload_id, at, rule)
                 files.grants.drop(payload_id)
             except (OSError, StoreFailed) as error:
                 raise OutcomeUnknown(
@@ -152,10 +152,11 @@ def _erased_lines(
             yield replace(line.batch, events=events, restores=restores).line()
 
 
-def _erase_in_inbox(files: SessionFiles, payload_id: str) -> None:
+def _erase_in_inbox(files: SessionFiles, payload_id: str, at: str, rule: str) -> None:
     items = files.inbox.read().items.values()
-    if any(item.content is not None and item.content.id == payload_id for item in items):
-        data = b"".join(item_line(rows.erase_item(item, payload_id)) for item in items)
+    if any(rows.holds(item, payload_id) for item in items):
+        kept = (rows.erase_item(item, payload_id, at, rule) for item in items)
+        data = b"".join(map(item_line, kept))
         what = f"erasing a value from the inbox of session {files.id!r}"
         replace_file(files, files.inbox.path, data, what)
 

@@ -207,7 +207,7 @@ class SessionFiles:
     def inbox_items(self, pending: bool) -> list[InboxItem]:
         """Return inbox items in order of arrival."""
         waiting = self.tip().pending
-        items = self.inbox.read().items.values()
+        items = [rows.shown_item(item) for item in self.inbox.read().items.values()]
         if pending:
             return [item for item in items if item.key in waiting]
         consumed = self.consumed()

@@ -59,7 +59,7 @@ def _mark_session(files: SessionFiles, marks: Marks) -> None:
     if marks.sizes.get(files.id) == sizes:
         return
     tenant = files.tenant()
-    slots = [i.content for i in files.inbox.read().items.values() if i.content is not None]
+    slots = files.inbox.read().contents()
     # An erasure takes contents out of the inbox: what is there came afterwards.
     restored = {content.id for content in slots if not content.inline}
     for line in files.log.forward(0):

@@ -146,7 +146,7 @@ def put_inbox(files: SessionFiles, draft: InboxDraft) -> InboxItem:
             if stored is not None:
                 # Its writer may not have come as far as syncing it.
                 files.place.disk.sync(files.inbox.path)
-                return rows.same_item(files.stored_item(stored), draft)
+                return rows.shown_item(rows.same_item(files.stored_item(stored), draft))
             item = InboxItem(files.id, draft.key, draft.kind, now(), draft.call_id, content)
             if inbox.torn:
                 files.place.disk.truncate(files.inbox.path, inbox.end)

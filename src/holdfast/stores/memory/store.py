@@ -227,7 +227,7 @@ class MemorySessionStore:
             if stored is None and draft.call_id is not None:
                 stored = next((i for i in log.inbox.values() if i.call_id == draft.call_id), None)
             if stored is not None:
-                return rows.same_item(stored, draft)
+                return rows.shown_item(rows.same_item(stored, draft))
             item = InboxItem(session_id, draft.key, draft.kind, now(), draft.call_id, draft.content)
             if draft.content is not None and not draft.content.inline:
                 self.bank.keep(log.state.tenant, draft.content)
@@ -241,7 +241,7 @@ class MemorySessionStore:
     async def list_inbox(self, session_id: str, *, pending: bool = True) -> list[InboxItem]:
         """Return inbox items in order of arrival."""
         with self._locked():
-            items = list(self.bank.log(session_id).inbox.values())
+            items = [rows.shown_item(i) for i in self.bank.log(session_id).inbox.values()]
         return [item for item in items if not pending or item.consumed_seq is None]
 
     async def acquire(self, session_id: str, *, takeover: bool = False) -> Lease:
@@ -312,13 +312,15 @@ class MemorySessionStore:
             log = self.bank.log(session_id)
             at = now()
             places = rows.count_places(log.events, payload_id)
-            contents = [item.content.id for item in log.inbox.values() if item.content is not None]
-            if not places and payload_id not in contents and payload_id not in log.refs:
+            asked = any(rows.holds(item, payload_id) for item in log.inbox.values())
+            if not places and not asked and payload_id not in log.refs:
                 if payload_id in log.erased:
                     return 0
                 raise rows.foreign_error(session_id, payload_id)
             log.events = [rows.erase_in(event, payload_id, at, rule) for event in log.events]
-            log.inbox = {key: rows.erase_item(item, payload_id) for key, item in log.inbox.items()}
+            log.inbox = {
+                key: rows.erase_item(item, payload_id, at, rule) for key, item in log.inbox.items()
+            }
             log.erased[payload_id] = (at, rule)
             log.refs.discard(payload_id)
             tenant = log.state.tenant

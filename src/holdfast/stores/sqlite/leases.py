@@ -5,15 +5,13 @@ All functions run inside a transaction that the caller holds.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import apsw
 import msgspec
-from msgspec import structs
 
 from holdfast.core.events import now
-from holdfast.core.payloads import Erased, Slot, from_record, to_record
+from holdfast.core.payloads import Slot, from_record, to_record
 from holdfast.stores import rows
 from holdfast.stores.owner import Heartbeat
 from holdfast.stores.port import InboxDraft, InboxItem, Lease, LeaseInfo
@@ -84,7 +82,7 @@ def put_item(cursor: apsw.Cursor, row: SessionRow, draft: InboxDraft) -> tuple[I
     if found is None and draft.call_id is not None:
         found = cursor.execute(SQL["find_inbox_call"], (row.key, draft.call_id)).fetchone()
     if found is not None:
-        return _shown(rows.same_item(_item(row.id, found), draft)), False
+        return rows.shown_item(rows.same_item(_item(row.id, found), draft)), False
     content = draft.content
     if content is not None and not content.inline:
         content = content.bare()
@@ -94,11 +92,9 @@ def put_item(cursor: apsw.Cursor, row: SessionRow, draft: InboxDraft) -> tuple[I
     return item, True
 
 
-def erase_content(cursor: apsw.Cursor, row: SessionRow, item: InboxItem, mark: Erased) -> None:
-    """Take an item's content away; its id stays, so that asking the same again is known."""
-    if item.content is not None:
-        text = _content_text(structs.replace(item.content, data=None, erased=mark))
-        cursor.execute(SQL["rewrite_inbox"], (text, row.key, item.key))
+def rewrite(cursor: apsw.Cursor, row: SessionRow, item: InboxItem) -> None:
+    """Store what became of an item's content."""
+    cursor.execute(SQL["rewrite_inbox"], (_content_text(item.content), row.key, item.key))
 
 
 def _content_text(content: Slot | None) -> str | None:
@@ -108,7 +104,7 @@ def _content_text(content: Slot | None) -> str | None:
 def find_item(cursor: apsw.Cursor, row: SessionRow, key: str) -> InboxItem | None:
     """Return an inbox item by its key."""
     found = cursor.execute(SQL["find_inbox"], (row.key, key)).fetchone()
-    return None if found is None else _shown(_item(row.id, found))
+    return None if found is None else rows.shown_item(_item(row.id, found))
 
 
 def is_waiting(cursor: apsw.Cursor, row: SessionRow, key: str) -> bool:
@@ -119,7 +115,7 @@ def is_waiting(cursor: apsw.Cursor, row: SessionRow, key: str) -> bool:
 
 def items(cursor: apsw.Cursor, row: SessionRow) -> list[InboxItem]:
     """Return a session's inbox in order of arrival."""
-    return [_shown(_item(row.id, found)) for found in cursor.execute(SQL["list_inbox"], (row.key,))]
+    return [rows.shown_item(_item(row.id, found)) for found in cursor.execute(SQL["list_inbox"], (row.key,))]
 
 
 def waiting(cursor: apsw.Cursor, row: SessionRow) -> int:
@@ -132,9 +128,3 @@ def _item(session_id: str, found: Any) -> InboxItem:
     key, kind, at, call_id, content, consumed = found
     held: Slot | None = None if content is None else from_record(msgspec.json.decode(content))
     return InboxItem(session_id, key, kind, at, call_id, held, consumed)
-
-
-def _shown(item: InboxItem) -> InboxItem:
-    if item.content is None or item.content.erased is None:
-        return item
-    return replace(item, content=None)

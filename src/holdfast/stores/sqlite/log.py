@@ -22,7 +22,7 @@ from holdfast.core.fold import fold
 from holdfast.core.heads import EdgeDraft, HeadDraft
 from holdfast.core.ids import check_key
 from holdfast.core.log import Batch, Draft, complete, draft, extend
-from holdfast.core.payloads import Erased, Slot, walk
+from holdfast.core.payloads import Slot, walk
 from holdfast.core.replay import replay
 from holdfast.core.state import State, empty
 from holdfast.stores import rows, snapshots
@@ -273,7 +273,7 @@ class Log:
                 cursor.execute(SQL["rewrite_event"], (text, row.key, event.seq))
         places = [item for item in slots if item.id == payload_id and item.erased is None]
         inbox = [item for item in leases.items(cursor, row) if item.content is not None]
-        waiting = [i for i in inbox if i.content is not None and i.content.id == payload_id]
+        waiting = [item for item in inbox if rows.holds(item, payload_id)]
         found = payloads.find(cursor, row, payload_id)
         referred = found is not None and found.used is not None
         if not places and not waiting and not referred:
@@ -282,7 +282,7 @@ class Log:
                 return 0, row.tenant
             raise rows.foreign_error(session_id, payload_id)
         for item in waiting:
-            leases.erase_content(cursor, row, item, Erased(at, rule))
+            leases.rewrite(cursor, row, rows.erase_item(item, payload_id, at, rule))
         parts = self._parts(cursor, row, payload_id, found, places)
         cursor.execute(SQL["put_erasure"], (row.key, payloads.raw(payload_id), at, rule))
         if found is not None and referred:

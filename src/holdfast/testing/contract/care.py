@@ -11,6 +11,7 @@ from msgspec import structs
 from holdfast.core import facts
 from holdfast.core.errors import (
     Corruption,
+    InboxConflict,
     InvalidInput,
     InvalidRef,
     LeaseHeld,
@@ -254,6 +255,32 @@ class EraseContract(ContractPlace):
         assert list(await store.erased("s-1")) == [item.id]
         (left,) = await (await place.reopen(store)).list_inbox("s-1")
         assert (left.key, left.content) == ("k", None)
+
+    @pytest.mark.parametrize("item", [TINY, BIG, HUGE], ids=lambda i: str(i.size))
+    async def test_asking_again_what_was_erased_from_the_inbox_returns_the_item_without_it(
+        self, place: Place, store: SessionStore, item: Slot
+    ) -> None:
+        await drive(store)
+        other = slot("another", "message")
+        drafts = [InboxDraft("k", "message", content=item), InboxDraft("o", "message", None, other)]
+        for draft in drafts:
+            await store.put_inbox("s-1", draft)
+        for erased in (item, other):
+            await store.erase("s-1", erased.id, "asked")
+        for handle in (store, await place.open()):
+            stored = await handle.list_inbox("s-1")
+            assert [await handle.put_inbox("s-1", draft) for draft in drafts] == stored
+            assert [(entry.key, entry.content) for entry in stored] == [("k", None), ("o", None)]
+            with pytest.raises(InboxConflict):
+                await handle.put_inbox("s-1", InboxDraft("k", "message", content=other))
+            with pytest.raises(InboxConflict):
+                await handle.put_inbox("s-1", InboxDraft("k", "message"))
+            with pytest.raises((InvalidRef, PayloadNotFound)):
+                await handle.get_payload("s-1", item.id)
+            assert await handle.erase("s-1", item.id, "asked") == 0
+            assert (await verify(handle, "s-1")).ok
+        await store.gc(grace_seconds=0)
+        assert (await store.gc(dry_run=True, grace_seconds=0)).kept == 0
 
     async def test_erasing_an_inbox_value_removes_it_there_too(self, store: SessionStore) -> None:
         driver = await drive(store)
