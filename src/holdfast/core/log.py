@@ -55,6 +55,9 @@ class Draft(msgspec.Struct, frozen=True, gc=False):
     state: State
     head: HeadPublished | None
     slots: list[Slot]
+    """Those that were given beside the facts, then those of the facts."""
+    beside: int
+    """How many were given beside the facts."""
 
 
 class Batch(msgspec.Struct, frozen=True, gc=False):
@@ -67,6 +70,8 @@ class Batch(msgspec.Struct, frozen=True, gc=False):
     """Payloads whose bytes came with the append, by id; inline values are not among them."""
     refs: dict[str, Slot]
     """All payloads that the events refer to, by id, manifests followed as far as bytes are here."""
+    loose: frozenset[str] = frozenset()
+    """Payloads that came with the append although no event leads to them."""
 
 
 def extend(
@@ -99,6 +104,7 @@ def draft(
         raise InvalidInput("an append needs at least one event")
     events: list[Event] = []
     slots = [*payloads]
+    beside = len(slots)
     for fact in new:
         if isinstance(fact, _OWN):
             raise InvalidInput(f"{fact.TYPE} is written by the log itself: pass head= or edges=")
@@ -110,13 +116,19 @@ def draft(
     for edge in edges:
         relation = heads.relate(edge, published.id if published else None)
         state = _add(state, relation, at, events, slots)
-    return Draft(events, state, published, slots)
+    return Draft(events, state, published, slots, beside)
 
 
 def complete(drafted: Draft) -> Batch:
     """Return the batch of a draft, its values checked against their ids."""
-    given, refs = _payloads(drafted.slots)
-    return Batch(tuple(drafted.events), drafted.state, drafted.head, given, refs)
+    given, refs, parts = _payloads(drafted.slots)
+    loose: frozenset[str] = frozenset()
+    if drafted.beside and given:
+        reached = [item.id for item in drafted.slots[drafted.beside :]]
+        for payload_id in reached:  # which grows by what the manifests among them lead to
+            reached += parts.pop(payload_id, ())
+        loose = frozenset(given.keys() - reached)
+    return Batch(tuple(drafted.events), drafted.state, drafted.head, given, refs, loose)
 
 
 def _add(state: State, fact: Fact, at: str, events: list[Event], slots: list[Slot]) -> State:
@@ -180,7 +192,11 @@ def _check_open(state: State, fact: facts.TurnPut | facts.StepPut) -> None:
         raise InvalidInput(f"{fact.TYPE} is about step {fact.step}, not the present {turn.step}")
 
 
-def _payloads(slots: Iterable[Slot]) -> tuple[dict[str, Slot], dict[str, Slot]]:
+def _payloads(
+    slots: Iterable[Slot],
+) -> tuple[dict[str, Slot], dict[str, Slot], dict[str, list[str]]]:
+    """Return what comes with its bytes, what is referred to, and what manifests lead to."""
+    inner: dict[str, list[str]] = {}
     given: dict[str, Slot] = {}
     refs: dict[str, Slot] = {}
     queue = []
@@ -214,4 +230,5 @@ def _payloads(slots: Iterable[Slot]) -> tuple[dict[str, Slot], dict[str, Slot]]:
                 # It may say of a part that it was erased.
                 parts = manifest_slots(item, item.data)
                 queue += [part for part in parts if part.erased is None]
-    return given, refs
+                inner[item.id] = [part.id for part in parts]
+    return given, refs, inner

@@ -140,7 +140,7 @@ class Log:
             row,
             Appended(batch.events, batch.state, batch.head),
             sessions.moved(row, request.lease, state, batch.state),
-            payloads.stored(row, given.values(), used=True) if given else [],
+            payloads.stored(row, given.values(), used=True, loose=batch.loose) if given else [],
             events.stored(row.key, batch.events),
             referred,
             request.consumes,
@@ -204,7 +204,8 @@ class Log:
         if len(batch.refs) > len(batch.payloads):
             payloads.prove(cursor, self._blobs, row, batch, source, before)
         if batch.payloads:
-            payloads.keep(cursor, self._blobs, row, batch.payloads.values(), used=True)
+            given = batch.payloads.values()
+            payloads.keep(cursor, self._blobs, row, given, used=True, loose=batch.loose)
         rowed = events.stored(row.key, batch.events)
         self._finish(cursor, row, rowed, batch.events[0].seq - 1, batch.state)
 

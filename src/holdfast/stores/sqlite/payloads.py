@@ -57,18 +57,29 @@ def find(cursor: apsw.Cursor, row: SessionRow, payload_id: str) -> Found | None:
 
 
 def keep(
-    cursor: apsw.Cursor, blobs: BlobStore, row: SessionRow, items: Iterable[Slot], *, used: bool
+    cursor: apsw.Cursor,
+    blobs: BlobStore,
+    row: SessionRow,
+    items: Iterable[Slot],
+    *,
+    used: bool,
+    loose: frozenset[str] = frozenset(),
 ) -> None:
-    """Store payloads whose bytes are at hand, and that this session may read them."""
+    """Store payloads whose bytes are at hand, and that this session may read them.
+
+    Those that are `loose` are not used, whatever is said of all.
+    """
     given = list(items)
     for item in given:
         if item.size > ROW_PAYLOAD_BYTES and not blobs.has(row.tenant, item.id):
             raise BlobSwept(payload=item.id)
-    for one in stored(row, given, used=used):
+    for one in stored(row, given, used=used, loose=loose):
         insert(cursor, one)
 
 
-def stored(row: SessionRow, items: Iterable[Slot], *, used: bool) -> list[tuple[Any, ...]]:
+def stored(
+    row: SessionRow, items: Iterable[Slot], *, used: bool, loose: frozenset[str] = frozenset()
+) -> list[tuple[Any, ...]]:
     """Return the rows of payloads whose bytes are at hand or in files."""
     at = int(time.time() * 1000)
     return [
@@ -79,7 +90,7 @@ def stored(row: SessionRow, items: Iterable[Slot], *, used: bool) -> list[tuple[
             at,
             None if item.size > ROW_PAYLOAD_BYTES else item.data,
             row.key,
-            used,
+            used and item.id not in loose,
         )
         for item in items
     ]

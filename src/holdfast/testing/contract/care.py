@@ -292,6 +292,26 @@ class EraseContract(ContractPlace):
         stored = await store.list_inbox("s-1", pending=False)
         assert [item.content and item.content.data for item in stored] == [None, None]
 
+    async def test_a_payload_that_came_along_and_that_nothing_leads_to_is_collected(
+        self, store: SessionStore
+    ) -> None:
+        loose = [slot(letter * 3000, "message") for letter in "lm"] + [HUGE]
+        part, whole = slot("p" * 3000, "message"), slot("w" * 3000, "message")
+        inner = manifest({"part": to_record(part)}, "vars")
+        outer = manifest({"inner": to_record(inner)}, "vars")
+        driver = await drive(store, payloads=loose[:1])
+        await driver.append(driver.message("hi"), payloads=loose[1:2])
+        await driver.append(driver.message(whole), payloads=[whole, *loose[2:]])
+        await driver.append(facts.VarsCheckpointed(vars=outer), payloads=[part, inner])
+        assert (await store.gc()).payloads == 0
+        assert (await store.gc(grace_seconds=0)).ids == tuple(sorted(i.id for i in loose))
+        for item in (part, inner, outer, whole):
+            assert await store.get_payload("s-1", item.id) == item.data
+        await driver.append(driver.message("again"), payloads=[loose[1]])
+        await driver.say(loose[1])
+        assert (await store.gc(grace_seconds=0)).payloads == 0
+        assert (await verify(store, "s-1")).ok
+
     async def test_what_is_not_there_cannot_be_erased(self, store: SessionStore) -> None:
         await drive(store)
         with pytest.raises(InvalidRef):
