@@ -19,6 +19,7 @@ from typing import Protocol
 
 from holdfast.core.events import Event
 from holdfast.stores.port import Gap, Hint, Transient
+from holdfast.stores.rows import closed_error
 
 logger = logging.getLogger("holdfast.stores")
 
@@ -40,9 +41,11 @@ class ReadPage(Protocol):
 class Feed:
     """The subscriptions of one store handle."""
 
-    def __init__(self, read: ReadPage, poll: Poll | None = None) -> None:
+    def __init__(self, read: ReadPage, poll: Poll | None = None, where: str = "memory:") -> None:
         self._read = read
         self._poll = poll
+        self._where = where
+        self._closed = False
         self._lock = threading.Lock()
         self._following: dict[str, set[SessionSubscription]] = {}
         self._hinted: set[HintSubscription] = set()
@@ -53,6 +56,7 @@ class Feed:
         """Follow one session."""
         item = SessionSubscription(self, self._read, session_id, after)
         with self._lock:
+            self._check_open()
             self._following.setdefault(session_id, set()).add(item)
             self._start_polling()
         return item
@@ -61,6 +65,7 @@ class Feed:
         """Follow every session by hints."""
         item = HintSubscription(self)
         with self._lock:
+            self._check_open()
             self._hinted.add(item)
             self._start_polling()
         return item
@@ -87,8 +92,9 @@ class Feed:
             follower.offer(item)
 
     def close(self) -> None:
-        """End every subscription and the polling thread."""
+        """End every subscription and the polling thread, and let nobody subscribe any more."""
         with self._lock:
+            self._closed = True
             everyone = [s for group in self._following.values() for s in group]
             everyone_hinted = list(self._hinted)
         for item in everyone:
@@ -108,6 +114,10 @@ class Feed:
                     self._following.pop(item.session_id, None)
             if not self._following and not self._hinted:
                 self._stop.set()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise closed_error(self._where)
 
     def _start_polling(self) -> None:
         if self._poll is None:

@@ -250,7 +250,11 @@ class ImportOutcome:
 
 
 class SessionStore(Protocol):
-    """The verbs of a store. `holdfast.stores.choose.open_store` picks and opens one."""
+    """The verbs of a store. `holdfast.stores.choose.open_store` picks and opens one.
+
+    A handle that is closed refuses every verb but `notify` and `close` with NothingWritten, those
+    that read or subscribe too.
+    """
 
     @property
     def flags(self) -> StoreFlags:

@@ -25,6 +25,7 @@ from holdfast.core.errors import (
     InvalidRef,
     LeaseHeld,
     LeaseLost,
+    NothingWritten,
     PayloadNotFound,
     ReadOnlySession,
     SettingsConflict,
@@ -206,6 +207,11 @@ def lost_error(lease: Lease, info: LeaseInfo | None) -> LeaseLost:
         holder=None if info is None else info.holder,
         owner=None if info is None else info.owner,
     )
+
+
+def closed_error(where: str) -> NothingWritten:
+    """Return the error for whatever is asked of a handle after its end."""
+    return NothingWritten(f"this handle on {where!r} is closed; open the store again")
 
 
 def imported_error(session_id: str) -> ReadOnlySession:

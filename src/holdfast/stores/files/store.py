@@ -64,11 +64,12 @@ class FilesSessionStore:
         self._sessions: dict[str, SessionFiles] = {}
         self._guard = threading.Lock()
         self._held: dict[str, Lease] = {}
-        self._threads = Threads()
+        where = str(place.layout.root)
+        self._threads = Threads(where)
         self._owner = Owner(lambda beat: driving.beat(place, beat), lease_seconds=lease_seconds)
         self._listing = Listing(place)
         self._watch = Watch(place, self._files)
-        self._feed = Feed(self._page, self._watch.poll)
+        self._feed = Feed(self._page, self._watch.poll, where)
         self._closed = False
 
     @classmethod

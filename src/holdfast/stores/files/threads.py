@@ -12,8 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import TypeVar
 
-from holdfast.core.errors import StoreFailed
 from holdfast.stores.files.session_files import read_failed, write_failed
+from holdfast.stores.rows import closed_error
 
 READERS, WRITERS = 8, 16
 """Apart, so that reads go on while writers wait for a lock that another process holds."""
@@ -24,7 +24,8 @@ _Result = TypeVar("_Result")
 class Threads:
     """The worker threads of one handle."""
 
-    def __init__(self) -> None:
+    def __init__(self, where: str) -> None:
+        self._where = where
         self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="holdfast-files-read")
         self._writers = ThreadPoolExecutor(WRITERS, thread_name_prefix="holdfast-files-write")
         self._closed = False
@@ -38,7 +39,7 @@ class Threads:
             except OSError as error:
                 raise read_failed(what, error) from error
 
-        return await self._submit(self._readers, what, run)
+        return await self._submit(self._readers, run)
 
     async def write(self, what: str, work: Callable[[], _Result]) -> _Result:
         """Return what a write gives, waiting for its end whatever happens to the caller."""
@@ -49,7 +50,7 @@ class Threads:
             except OSError as error:
                 raise write_failed(what, error) from error
 
-        future = self._submit(self._writers, what, run)
+        future = self._submit(self._writers, run)
         try:
             return await asyncio.shield(future)
         except asyncio.CancelledError:
@@ -61,10 +62,10 @@ class Threads:
             raise
 
     def _submit(
-        self, pool: ThreadPoolExecutor, what: str, run: Callable[[], _Result]
+        self, pool: ThreadPoolExecutor, run: Callable[[], _Result]
     ) -> asyncio.Future[_Result]:
         if self._closed:
-            raise StoreFailed(f"{what}: this store handle is closed; open the store again")
+            raise closed_error(self._where)
         return asyncio.get_running_loop().run_in_executor(pool, run)
 
     async def close(self) -> None:

@@ -64,6 +64,7 @@ class MemorySessionStore:
         self._pid = os.getpid()
         self._lease_seconds = lease_seconds
         self._feed = Feed(self._page)
+        self._closed = False
         self.bank.feeds.append(self._feed)
         self._beat()
 
@@ -390,7 +391,9 @@ class MemorySessionStore:
 
     async def close(self) -> None:
         """Release this handle's leases; the bank stays."""
-        with self._locked():
+        check_process(self._pid)
+        with self.bank.lock:
+            self._closed = True
             self.bank.owners.pop(self._owner, None)
             for log in self.bank.logs.values():
                 if log.owner == self._owner:
@@ -402,6 +405,8 @@ class MemorySessionStore:
     @contextmanager
     def _locked(self) -> Iterator[None]:
         check_process(self._pid)
+        if self._closed:
+            raise rows.closed_error("memory:")
         with self.bank.lock:
             yield
 

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import apsw
 
 from holdfast.core.errors import StoreFailed
+from holdfast.stores.rows import closed_error
 from holdfast.stores.sqlite.database import SQL, Database
 
 T = TypeVar("T")
@@ -27,6 +28,7 @@ class Readers:
 
     def __init__(self, database: Database) -> None:
         self._database = database
+        self.where = str(database.path)
         self._pool = ThreadPoolExecutor(READERS, thread_name_prefix="holdfast-reader")
         self._local = threading.local()
         self._open: list[apsw.Connection] = []
@@ -46,9 +48,7 @@ class Readers:
         except RuntimeError as error:
             if "shutdown" not in str(error):
                 raise
-            raise StoreFailed(
-                f"this handle on {str(self._database.path)!r} is closed; open the store again"
-            ) from None
+            raise closed_error(self.where) from None
 
     async def thread(self, work: Callable[..., T], *args: Any) -> T:
         """Run other blocking work beside the loop, its disk failures named."""

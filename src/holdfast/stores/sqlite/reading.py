@@ -42,7 +42,7 @@ class SqliteReading:
         self._states = states
         self._blobs = blobs
         self._owner = owner
-        self._feed = Feed(self._page, readers.moved)
+        self._feed = Feed(self._page, readers.moved, readers.where)
 
     async def get_payload(self, session_id: str, payload_id: str) -> bytes:
         """Return a payload that this session refers to."""

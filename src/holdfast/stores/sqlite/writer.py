@@ -21,6 +21,7 @@ import apsw
 
 from holdfast.core.errors import HoldfastError, NothingWritten, OutcomeUnknown, StoreFailed
 from holdfast.stores.bell import Bell
+from holdfast.stores.rows import closed_error
 from holdfast.stores.sqlite.database import FAILURES, SQL, Database, Patience
 
 logger = logging.getLogger("holdfast.stores")
@@ -147,9 +148,7 @@ class Writer:
             if self._dead is not None:
                 raise self._died(NothingWritten, job)
             if self._closed:
-                raise NothingWritten(
-                    f"this handle on {str(self._database.path)!r} is closed; open the store again"
-                )
+                raise closed_error(str(self._database.path))
             self._queue.put(job)
 
     def _run(self) -> None:

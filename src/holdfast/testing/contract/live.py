@@ -6,9 +6,10 @@ import asyncio
 
 import pytest
 
-from holdfast.core.errors import HoldfastError, SessionDeleted
+from holdfast.core.errors import HoldfastError, NothingWritten, SessionDeleted
 from holdfast.core.events import Event
 from holdfast.core.facts import SessionStarted
+from holdfast.core.payloads import slot
 from holdfast.stores.port import Gap, Hint, InboxDraft, SessionStore, Subscription, Transient
 from holdfast.testing.contract.place import ContractPlace, Place
 from holdfast.testing.driver import all_events, drive
@@ -165,6 +166,46 @@ class LiveContract(ContractPlace):
         await asyncio.sleep(0)
         await store.close()
         assert await asyncio.wait_for(asyncio.gather(*tasks), WAIT) == [[], []]
+
+    async def test_a_closed_handle_refuses_every_verb_and_changes_nothing(
+        self, place: Place, store: SessionStore
+    ) -> None:
+        driver = await drive(store)
+        big = slot("b" * 3000, "message")
+        await driver.say(big)
+        events = await all_events(store, "s-1")
+        await store.close()
+        for verb in (
+            lambda: store.create_session("s-2", SessionStarted()),
+            lambda: driver.say("hi"),
+            lambda: store.put_payload("s-1", big),
+            lambda: store.get_payload("s-1", big.id),
+            lambda: store.load_state("s-1"),
+            lambda: store.read_events("s-1"),
+            lambda: store.session_info("s-1"),
+            lambda: store.list_sessions(),
+            lambda: store.put_inbox("s-1", InboxDraft("k", "message")),
+            lambda: store.list_inbox("s-1"),
+            lambda: store.acquire("s-1"),
+            lambda: store.renew(driver.lease),
+            lambda: store.release(driver.lease),
+            lambda: store.lease_of("s-1"),
+            lambda: store.delete("s-1"),
+            lambda: store.erase("s-1", big.id, "rule"),
+            lambda: store.erased("s-1"),
+            lambda: store.gc(),
+            lambda: store.import_log("s-1", events, {big.id: big.data or b""}),
+        ):
+            with pytest.raises(NothingWritten, match="closed; open the store again"):
+                await verb()
+        with pytest.raises(NothingWritten, match="closed"):
+            store.subscribe("s-1")
+        with pytest.raises(NothingWritten, match="closed"):
+            store.subscribe_all()
+        store.notify(Transient("s-1", "delta.token", "x"))
+        other = await place.open()
+        assert await all_events(other, "s-1") == events
+        assert (await other.list_inbox("s-1"), await other.lease_of("s-1")) == ([], None)
 
     @pytest.mark.parametrize("by", ["this handle", "another"])
     async def test_who_follows_a_session_learns_of_its_deletion(
