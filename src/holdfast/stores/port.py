@@ -430,9 +430,10 @@ class SessionStore(Protocol):
         """Store a verified copy of a session's whole log; see `holdfast.stores.portable`.
 
         Identical is `unchanged`, a log of which the stored one is a prefix `forwarded`, a new id
-        `created`; anything else is ImportConflict and a held lease LeaseHeld. A copy with open
-        work is marked: it is read-only until `acquire(takeover=True)` or forked. `erased` names
-        payloads inside manifests that the original erased (id to time and rule).
+        `created`; anything else is ImportConflict, a held lease LeaseHeld and a copy without events
+        InvalidInput. A copy with open work is marked: it is read-only until
+        `acquire(takeover=True)` or forked. `erased` names payloads inside manifests that the
+        original erased (id to time and rule).
         """
         ...
 

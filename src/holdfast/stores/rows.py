@@ -280,6 +280,14 @@ def slots_with_inner(
     return [*gone.values(), *live]
 
 
+def check_copy(session_id: str, events: Sequence[Event]) -> None:
+    """Refuse a copy that is none."""
+    if not events:
+        raise InvalidInput(
+            f"the copy of session {session_id!r} holds no events; pass its whole log"
+        )
+
+
 def has_open_work(state: State) -> bool:
     """Tell whether someone may be driving the original of a copy."""
     return state.turn is not None or bool(state.calls)

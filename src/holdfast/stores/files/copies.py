@@ -44,11 +44,10 @@ def import_log(
     files: SessionFiles, events: Sequence[Event], payloads: dict[str, bytes], erased: Marks | None
 ) -> ImportOutcome:
     """Store a verified copy of a whole log, or what it adds to the one that is here."""
+    rows.check_copy(files.id, events)
     disk, layout = files.place.disk, files.place.layout
     with files.place.unswept():
         _check_not_deleted(files)
-        if not events:
-            return ImportOutcome(files.id, "unchanged", 0)
         disk.make_directory(files.folder)
         disk.sync_directory(layout.runs)
         with files.lock():

@@ -357,6 +357,7 @@ class MemorySessionStore:
     ) -> ImportOutcome:
         """Store a verified copy of a session's log."""
         check_id(session_id)
+        rows.check_copy(session_id, events)
         with self._locked():
             if session_id in self.bank.deleted:
                 raise SessionDeleted(f"session {session_id!r} was deleted here; it stays deleted")

@@ -351,8 +351,7 @@ class SqliteSessionStore(SqliteReading):
     ) -> ImportOutcome:
         """Store a verified copy of a session's log."""
         self._check(session_id)
-        if not events:
-            raise InvalidInput(f"the copy of session {session_id!r} holds no events")
+        rows.check_copy(session_id, events)
         tenant = check_id(events[0].data.get("tenant", "default"), "tenant")
         large = [
             Slot(payload_id, "bytes", "chunk", len(data), data)

@@ -12,6 +12,7 @@ from holdfast.core.errors import (
     Corruption,
     HoldfastError,
     ImportConflict,
+    InvalidInput,
     LeaseHeld,
     PayloadNotFound,
     ReadOnlySession,
@@ -248,6 +249,14 @@ class CopyContract(ContractPlace):
         with pytest.raises(SessionNotFound):
             await copy.load_state("s-1")
         await copy.close()
+
+    async def test_a_copy_without_events_is_refused(self, store: SessionStore) -> None:
+        await drive(store)
+        for session_id in ("s-1", "s-2"):
+            with pytest.raises(InvalidInput, match=session_id):
+                await store.import_log(session_id, [], {})
+        with pytest.raises(SessionNotFound):
+            await store.load_state("s-2")
 
     async def test_an_export_that_was_altered_or_cut_is_refused_whole(
         self, place: Place, store: SessionStore, tmp_path: Path
