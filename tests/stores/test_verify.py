@@ -75,6 +75,29 @@ async def test_a_changed_row_is_found(tmp_path: Path, statement: str, kind: str)
     assert kind == "" or kind in {problem.kind for problem in report.problems}
 
 
+TEXTS = ("id", "tenant", "kind", "agent", "parent", "origin", "labels", "started_at", "owner")
+MOVING_TEXTS = ("status", "updated_at", "last_turn", "head", "usd")
+
+
+@pytest.mark.parametrize("column", [*TEXTS, *MOVING_TEXTS])
+async def test_a_row_with_a_text_that_does_not_decode_hides_no_other_session(
+    tmp_path: Path, column: str
+) -> None:
+    await filled(tmp_path)
+    store = await SqliteSessionStore.open(tmp_path)
+    await store.create_session("b", facts.SessionStarted())
+    database = apsw.Connection(str(tmp_path / "events.db"))
+    database.execute(f"UPDATE sessions SET {column} = CAST(x'61ff62' AS TEXT) WHERE id = 'a'")
+    database.close()
+    page = await store.list_sessions()
+    assert page.sessions[0] == await store.session_info("b")
+    assert len(page.sessions) == 2
+    if column != "id":
+        assert page.sessions[1].id == "a"
+        assert column == "owner" or not (await verify(store, "a")).ok
+    await store.close()
+
+
 async def test_a_tombstone_that_nobody_wrote_is_found(tmp_path: Path) -> None:
     await filled(tmp_path)
     database = apsw.Connection(str(tmp_path / "events.db"))

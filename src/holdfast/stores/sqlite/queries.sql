@@ -84,17 +84,21 @@ DELETE FROM sessions WHERE key = ?
 
 -- name: session_info
 SELECT
-  s.key, s.id, s.tenant, s.kind, s.agent, s.parent, s.origin, s.labels, s.started_at, s.imported,
-  s.owner, s.seq, s.status, s.updated_at, s.turns, s.last_turn, s.head, s.usd, s.tokens,
-  s.unknown_usd,
+  s.key, CAST(s.id AS BLOB), CAST(s.tenant AS BLOB), CAST(s.kind AS BLOB),
+  CAST(s.agent AS BLOB), CAST(s.parent AS BLOB), CAST(s.origin AS BLOB),
+  CAST(s.labels AS BLOB), CAST(s.started_at AS BLOB), s.imported, CAST(s.owner AS BLOB),
+  s.seq, CAST(s.status AS BLOB), CAST(s.updated_at AS BLOB), s.turns, CAST(s.last_turn AS BLOB),
+  CAST(s.head AS BLOB), CAST(s.usd AS BLOB), s.tokens, s.unknown_usd,
   (SELECT count(*) FROM inbox i WHERE i.session = s.key AND i.consumed_seq IS NULL)
 FROM sessions s WHERE s.id = ?
 
 -- name: list_sessions
 SELECT
-  s.key, s.id, s.tenant, s.kind, s.agent, s.parent, s.origin, s.labels, s.started_at, s.imported,
-  s.owner, s.seq, s.status, s.updated_at, s.turns, s.last_turn, s.head, s.usd, s.tokens,
-  s.unknown_usd,
+  s.key, CAST(s.id AS BLOB), CAST(s.tenant AS BLOB), CAST(s.kind AS BLOB),
+  CAST(s.agent AS BLOB), CAST(s.parent AS BLOB), CAST(s.origin AS BLOB),
+  CAST(s.labels AS BLOB), CAST(s.started_at AS BLOB), s.imported, CAST(s.owner AS BLOB),
+  s.seq, CAST(s.status AS BLOB), CAST(s.updated_at AS BLOB), s.turns, CAST(s.last_turn AS BLOB),
+  CAST(s.head AS BLOB), CAST(s.usd AS BLOB), s.tokens, s.unknown_usd,
   (SELECT count(*) FROM inbox i WHERE i.session = s.key AND i.consumed_seq IS NULL)
 FROM sessions s
 WHERE s.key < :below

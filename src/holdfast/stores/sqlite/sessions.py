@@ -173,18 +173,23 @@ def page(
     return found[:limit]
 
 
+def _readable(value: Any) -> Any:
+    # One damaged row hides no other session; verify says that it differs.
+    return value.decode(errors="replace") if type(value) is bytes else value
+
+
 def _labels(text: str) -> dict[str, str]:
     try:
         return msgspec.json.decode(text, type=dict[str, str])
     except msgspec.MsgspecError:
-        return {}  # one damaged row hides no other session; verify says that it differs
+        return {}
 
 
 def _info(row: Any, is_live: Callable[[str | None], bool]) -> SessionInfo:
     (
         _, session_id, tenant, kind, agent, parent, origin, labels, started_at, imported,
         owner, seq, stored, updated_at, turns, last_turn, head, usd, tokens, unknown_usd, waiting,
-    ) = row  # fmt: skip
+    ) = map(_readable, row)  # fmt: skip
     interrupted = stored == status.RUNNING and not is_live(owner)
     return SessionInfo(
         id=session_id,
