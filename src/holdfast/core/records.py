@@ -23,7 +23,7 @@ Record = dict[str, Any]
 FIELD_DEPTH = 64
 """How deep a fact's field nests at most."""
 RECORD_DEPTH = 128
-"""How deep a whole record does: an event and the line or file that holds it stand around a field."""
+"""How deep a whole record does: around a field stand its event and the line that holds it."""
 
 _encode = msgspec.json.Encoder(order="deterministic").encode
 

@@ -115,7 +115,10 @@ def is_waiting(cursor: apsw.Cursor, row: SessionRow, key: str) -> bool:
 
 def items(cursor: apsw.Cursor, row: SessionRow) -> list[InboxItem]:
     """Return a session's inbox in order of arrival."""
-    return [rows.shown_item(_item(row.id, found)) for found in cursor.execute(SQL["list_inbox"], (row.key,))]
+    return [
+        rows.shown_item(_item(row.id, found))
+        for found in cursor.execute(SQL["list_inbox"], (row.key,))
+    ]
 
 
 def waiting(cursor: apsw.Cursor, row: SessionRow) -> int:
