@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
+from msgspec import structs
 
 from holdfast.core import facts, heads
 from holdfast.core.errors import HeadConflict, InvalidInput, InvalidRef, ReadOnlySession
@@ -192,6 +193,23 @@ def _check_open(state: State, fact: facts.TurnPut | facts.StepPut) -> None:
         raise InvalidInput(f"{fact.TYPE} is about step {fact.step}, not the present {turn.step}")
 
 
+def _stands_apart(item: Slot) -> bool:
+    """Tell whether a value is a payload of its own; refuse what records cannot hold."""
+    if item.erased is not None:
+        raise InvalidRef(f"payload {item.id!r} was erased and cannot be referred to again")
+    if type(item.size) is not int or item.encoding not in ENCODINGS or item.kind not in KINDS:
+        raise InvalidRef(f"{item!r} is no value that records can hold")
+    if item.inline:
+        if item.data is not None:
+            check_bytes(item, item.data)
+        return False
+    # A store may know the payload by its bytes and never look at how its id is spelled.
+    check_content_id(item.id)
+    if not 0 <= item.size <= MAX_INTEGER:
+        raise InvalidRef(f"{item!r} has a size that no payload has")
+    return True
+
+
 def _payloads(
     slots: Iterable[Slot],
 ) -> tuple[dict[str, Slot], dict[str, Slot], dict[str, list[str]]]:
@@ -199,22 +217,12 @@ def _payloads(
     inner: dict[str, list[str]] = {}
     given: dict[str, Slot] = {}
     refs: dict[str, Slot] = {}
-    queue = []
-    for item in slots:
-        if item.erased is not None:
-            raise InvalidRef(f"payload {item.id!r} was erased and cannot be referred to again")
-        if type(item.size) is not int or item.encoding not in ENCODINGS or item.kind not in KINDS:
-            raise InvalidRef(f"{item!r} is no value that records can hold")
-        if not item.inline:
-            # A store may know the payload by its bytes and never look at how its id is spelled.
-            check_content_id(item.id)
-            if not 0 <= item.size <= MAX_INTEGER:
-                raise InvalidRef(f"{item!r} has a size that no payload has")
-            queue.append(item)
-        elif item.data is not None:
-            check_bytes(item, item.data)
+    queue = [item for item in slots if _stands_apart(item)]
+    at_hand = {item.id: item.data for item in queue if item.data is not None}
     while queue:
         item = queue.pop()
+        if item.data is None and item.encoding == "manifest" and item.id in at_hand:
+            item = structs.replace(item, data=at_hand[item.id])
         if item.id in refs:
             check_size(item, refs[item.id].size)
         seen = given.get(item.id)

@@ -272,9 +272,19 @@ class PayloadContract(ContractPlace):
         driver = await drive(store)
         forged = manifest({"pad": "-" * 600, "part": secret.ref()}, "vars")
         assert forged.data is not None
-        await driver.say(slot_of_bytes("text", forged.data, "message"))
+        text = slot_of_bytes("text", forged.data, "message")
+        checkpoint = facts.VarsCheckpointed(vars=forged.bare())
+        for batch in (
+            [driver.message(text), checkpoint],
+            [checkpoint, driver.message(text)],
+        ):
+            with pytest.raises(InvalidRef):
+                await driver.append(*batch)
         with pytest.raises(InvalidRef):
-            await driver.append(facts.VarsCheckpointed(vars=forged.bare()))
+            await driver.append(checkpoint, payloads=[text])
+        await driver.say(text)
+        with pytest.raises(InvalidRef):
+            await driver.append(checkpoint)
         with pytest.raises(InvalidRef):
             await store.put_inbox("s-1", InboxDraft("k", "message", content=forged))
         for handle in (store, await place.open()):
