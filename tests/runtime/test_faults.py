@@ -13,8 +13,9 @@ import pytest
 
 import holdfast
 from holdfast.core.errors import StoreFailed
+from holdfast.core.messages import Text, assistant, user
 from holdfast.models.errors import KINDS, ModelTimeout, ProviderError
-from holdfast.models.port import ModelRequest
+from holdfast.models.port import ModelReply, ModelRequest, Usage
 from holdfast.models.scripted import ScriptedModel
 from holdfast.stores.memory.store import MemorySessionStore
 from holdfast.stores.verify import verify
@@ -126,6 +127,92 @@ async def test_a_provider_that_never_answers_is_cut_off_at_the_deadline(lab: Lab
         assert ended.is_set(), "a call that timed out is really cancelled"
         later = await session.send("again")
         assert isinstance(later, holdfast.Final)
+
+
+class OwnModel:
+    """A model as someone may write it: it answers with anything, and looks at no deadline."""
+
+    name = "own"
+
+    def __init__(self, answer: Any, leaf: Any = None) -> None:
+        self._answers = {"step": answer, "leaf": leaf}
+
+    def ceiling_usd(self, input_tokens: int, output_tokens: int) -> str | None:
+        return "0.25"
+
+    async def request(self, request: ModelRequest, *, on_delta: Any = None) -> Any:
+        answer = self._answers[request.purpose]
+        if answer == "hang":
+            await asyncio.Event().wait()
+        return answer
+
+    async def close(self) -> None:
+        """Nothing is held."""
+
+
+def reply(code: str, **fields: Any) -> ModelReply:
+    return ModelReply(assistant(cell(code)), "own", **fields)
+
+
+NO_REPLIES: dict[str, tuple[Any, str]] = {
+    "nothing": (None, "NoneType"),
+    "plain text": ("FINAL(1)", "str"),
+    "a float for a cost": (reply("FINAL(1)", cost_usd=0.01), "cost_usd is 0.01"),
+    "a word for a cost": (reply("FINAL(1)", cost_usd="abc"), "cost_usd is 'abc'"),
+    "no number for a cost": (reply("FINAL(1)", cost_usd="NaN"), "cost_usd is 'NaN'"),
+    "a cost below nothing": (reply("FINAL(1)", cost_usd="-1"), "cost_usd is '-1'"),
+    "a dict for usage": (reply("FINAL(1)", usage={"input_tokens": 1}), "not a Usage"),
+    "half a token": (reply("FINAL(1)", usage=Usage(1.5, 2)), "input_tokens 1.5"),  # type: ignore[arg-type]
+    "fewer tokens than none": (reply("FINAL(1)", usage=Usage(1, -2)), "output_tokens -2"),
+    "a model without a name": (ModelReply(assistant("x"), None), "model is None"),  # type: ignore[arg-type]
+    "a reason that is no text": (reply("FINAL(1)", finish_reason=7), "finish_reason is 7"),
+    "a latency in fractions": (reply("FINAL(1)", latency_ms=1.5), "latency_ms is 1.5"),
+    "attempts of another kind": (reply("FINAL(1)", attempts=[1]), "attempts are [1]"),
+    "a user's message": (ModelReply(user("x"), "own"), "role 'assistant'"),
+    "text that is none": (ModelReply(assistant(Text(None)), "own"), "no string"),  # type: ignore[arg-type]
+}
+
+
+@pytest.mark.parametrize("what", NO_REPLIES)
+async def test_a_reply_that_is_none_fails_the_step_at_its_ceiling(lab: Lab, what: str) -> None:
+    answer, named = NO_REPLIES[what]
+    async with await holdfast.open(lab.store, model=OwnModel(answer)) as runtime:
+        session = await runtime.start()
+        result = await session.send("x")
+        assert isinstance(result, holdfast.Failed)
+        assert result.code == "malformed_reply"
+        assert named in result.error
+        state = await session.state()
+        assert (state.status, state.spend.usd) == ("idle", "0.25")
+        assert (await verify(lab.store, session.id)).ok
+
+
+@pytest.mark.parametrize("what", NO_REPLIES)
+async def test_a_reply_that_is_none_fails_the_leaf_at_its_ceiling(lab: Lab, what: str) -> None:
+    answer, named = NO_REPLIES[what]
+    model = OwnModel(reply("FINAL(map_lm(['a']))", cost_usd="0"), leaf=answer)
+    async with await holdfast.open(lab.store, model=model) as runtime:
+        session = await runtime.start()
+        result = await session.send("x")
+        assert isinstance(result, holdfast.Final)
+        assert named in result.value[0]["error"]
+        assert (await session.state()).spend.usd == "0.25"
+
+
+@pytest.mark.parametrize("purpose", ["step", "leaf"])
+async def test_a_model_that_looks_at_no_deadline_is_cut_off_soon_after_it(
+    lab: Lab, purpose: str
+) -> None:
+    model = OwnModel("hang" if purpose == "step" else reply("FINAL(map_lm(['a']))"), leaf="hang")
+    limits = {"call_timeout_seconds": 1, "leaf_timeout_seconds": 1}
+    async with await holdfast.open(lab.store, model=model, **limits) as runtime:
+        session = await runtime.start()
+        result = await asyncio.wait_for(session.send("x"), 30)
+        if purpose == "step":
+            assert isinstance(result, holdfast.TimedOut)
+        else:
+            assert isinstance(result, holdfast.Final)
+            assert "model_timeout" in result.value[0]["error"]
 
 
 DEATHS = {

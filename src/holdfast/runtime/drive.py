@@ -25,6 +25,7 @@ from holdfast.core.payloads import Slot, slot
 from holdfast.core.state import OpenTurn, State
 from holdfast.kernels.port import KernelSession
 from holdfast.kernels.surfaces import Surface, transient_text
+from holdfast.models.asking import ask
 from holdfast.models.errors import ModelTimeout
 from holdfast.models.port import Delta, Model, ModelReply, ModelRequest
 from holdfast.runtime import governor
@@ -181,7 +182,7 @@ class Drive:
             data = {"kind": delta.kind, "text": delta.text}
             self.journal.store.notify(Transient(self.journal.session, "delta.token", data))
 
-        return self.model.request(request, on_delta=on_delta)
+        return ask(self.model, request, on_delta=on_delta)
 
     async def _store_reply(self, reply: ModelReply) -> None:
         turn = self.state.turn

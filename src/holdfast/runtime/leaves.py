@@ -27,6 +27,7 @@ from holdfast.kernels.port import (
     HostFunction,
     RecordedCall,
 )
+from holdfast.models.asking import ask
 from holdfast.models.port import Model, ModelReply, ModelRequest
 from holdfast.runtime import governor
 from holdfast.runtime.journal import Journal
@@ -172,7 +173,7 @@ class Leaves:
             error: ModelError | None = None
             if excess is None:
                 try:
-                    reply = await self.model.request(request)
+                    reply = await ask(self.model, request)
                 except asyncio.CancelledError:
                     # Broken off in flight: what it cost is unknown, and it will be asked again.
                     with suppress(HoldfastError):

@@ -1,0 +1,85 @@
+"""Asking a model that anyone may have written: its reply is checked, its deadline enforced.
+
+A model is code from outside. What it returns goes into a log that is read for years, so a reply is
+checked before it is stored, and one that is none fails the call like any other failure of a
+provider. A model that does not keep to its deadline is cut off here, a little later, so that one
+that does can report its attempts first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from decimal import Decimal, InvalidOperation
+from typing import Any
+
+from holdfast.core.messages import Message, Reasoning, Text
+from holdfast.models.errors import MalformedReply, ModelTimeout
+from holdfast.models.port import Attempt, Model, ModelReply, ModelRequest, OnDelta, Usage
+
+GRACE_SECONDS = 1.0
+
+
+async def ask(
+    model: Model, request: ModelRequest, *, on_delta: OnDelta | None = None
+) -> ModelReply:
+    """Return a model's reply as it can be stored; ModelTimeout soon after the deadline."""
+    try:
+        async with asyncio.timeout(request.deadline_seconds + GRACE_SECONDS) as clock:
+            reply = await model.request(request, on_delta=on_delta)
+    except TimeoutError:
+        if not clock.expired():
+            raise
+        raise ModelTimeout(
+            f"no reply within the deadline of {request.deadline_seconds:g} s"
+        ) from None
+    return checked(reply)
+
+
+def checked(reply: Any) -> ModelReply:
+    """Return a reply if it is one; MalformedReply says what is wrong with it."""
+    if not isinstance(reply, ModelReply):
+        raise MalformedReply(f"the model returned a {type(reply).__name__}, not a ModelReply")
+    attempts = reply.attempts
+    if not isinstance(attempts, tuple) or not all(isinstance(one, Attempt) for one in attempts):
+        raise MalformedReply(f"the reply's attempts are {attempts!r}, not a tuple of Attempt")
+    wrong = _wrong(reply)
+    if wrong is not None:
+        raise MalformedReply(f"the reply's {wrong}", attempts=attempts)
+    return reply
+
+
+def _wrong(reply: ModelReply) -> str | None:
+    message: Any = reply.message
+    if not isinstance(message, Message) or message.role != "assistant":
+        return f"message is {message!r}, not a Message of role 'assistant'"
+    for part in message.parts:
+        if isinstance(part, Text | Reasoning) and not isinstance(part.text, str):
+            return f"message has the part {part!r}, whose text is no string"
+    if not isinstance(reply.model, str):
+        return f"model is {reply.model!r}, not a name"
+    if not isinstance(reply.usage, Usage):
+        return f"usage is {reply.usage!r}, not a Usage"
+    for name, count in reply.usage.to_record().items():
+        if count is not None and not _is_count(count):
+            return f"usage has {name} {count!r}; use a whole number, or None where it is unknown"
+    if reply.cost_usd is not None and not _is_amount(reply.cost_usd):
+        return f"cost_usd is {reply.cost_usd!r}; use text like '0.0042', or None if it is unknown"
+    if not _is_count(reply.latency_ms):
+        return f"latency_ms is {reply.latency_ms!r}, not a whole number"
+    for name in ("price_table", "finish_reason"):
+        text: Any = getattr(reply, name)
+        if text is not None and not isinstance(text, str):
+            return f"{name} is {text!r}, not text"
+    return None
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 2**53
+
+
+def _is_amount(value: Any) -> bool:
+    try:
+        amount = Decimal(value) if isinstance(value, str) else Decimal(-1)
+    except InvalidOperation:
+        return False
+    return amount.is_finite() and amount >= 0
