@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from holdfast.core import facts, messages
@@ -32,12 +32,13 @@ from holdfast.runtime.blueprint import Blueprint
 from holdfast.runtime.drive import Drive
 from holdfast.runtime.evaluation import checkpoint_slots
 from holdfast.runtime.journal import Journal, hydrate
+from holdfast.runtime.repeats import result_of
 from holdfast.runtime.results import BudgetExceeded, Failed, Stopped, Suspended, TurnResult
 from holdfast.runtime.shelter import ended
 from holdfast.runtime.stops import stop_item
 from holdfast.runtime.surface_calls import abandoned
 from holdfast.runtime.transcript import Transcript, load_transcript, message_slots
-from holdfast.stores.port import InboxItem, Lease, SessionStore
+from holdfast.stores.port import InboxDraft, InboxItem, Lease, SessionStore
 
 logger = logging.getLogger("holdfast.runtime")
 
@@ -50,7 +51,13 @@ class Work:
 
     message: Message
     inputs: dict[str, Any] = field(default_factory=dict)
+    key: str | None = None
     admitted: InboxItem | None = None
+
+    def draft(self, key: str) -> InboxDraft:
+        """Return the work as it waits in the inbox."""
+        inputs.input_slots(self.inputs)
+        return InboxDraft(key=key, kind="message", content=slot(self.to_value(), "input"))
 
     def to_value(self) -> dict[str, Any]:
         """Return the form in which a queued message waits in the inbox."""
@@ -61,7 +68,7 @@ class Work:
     def from_value(cls, value: Any, item: InboxItem) -> Work:
         """Return the work that an inbox item asks for."""
         message = messages.from_record(value["message"], value["binaries"])
-        return cls(message, value["inputs"], item)
+        return cls(message, value["inputs"], item.key, item)
 
 
 @dataclass(slots=True)
@@ -236,6 +243,12 @@ class Driver:
         """Open a turn for a message and drive it."""
         drive = await self._drive()
         drive.last = last
+        if work.key is not None and work.admitted is None:
+            # Recorded by its key, so that the same message sent again is known.
+            item = await self._store.put_inbox(self.lease.session, work.draft(work.key))
+            if item.consumed_seq is not None:
+                return await result_of(self._store, self.lease.session, item.key)
+            work = replace(work, admitted=item)
         excess = governor.before_turn(drive.blueprint.settings, self.state)
         if excess is not None:
             fact = facts.BudgetExceeded(

@@ -31,7 +31,6 @@ from holdfast.core.errors import (
 from holdfast.core.facts import SessionStarted
 from holdfast.core.ids import check_id, new_session_id
 from holdfast.core.messages import Message, user
-from holdfast.core.payloads import slot
 from holdfast.core.state import State
 from holdfast.kernels.choose import Kernels
 from holdfast.models.choose import model_from_name
@@ -40,8 +39,8 @@ from holdfast.runtime import blueprint as blueprints
 from holdfast.runtime.agent import Agent
 from holdfast.runtime.driver import Driver, Warm, Work
 from holdfast.runtime.forks import fork_session
-from holdfast.runtime.inputs import input_slots
 from holdfast.runtime.reads import Reads
+from holdfast.runtime.repeats import result_of
 from holdfast.runtime.results import Queued, Stopped, TurnResult
 from holdfast.runtime.settings import Resolved, resolve
 from holdfast.runtime.shelter import carried_through
@@ -207,7 +206,9 @@ class Runtime(Reads):
         """Work one message until a terminal outcome, reviving the session if it must be.
 
         A session with a turn in flight is SessionBusy, in another process LeaseHeld; with
-        `when_busy="queue"` the message waits durably in the inbox instead.
+        `when_busy="queue"` the message waits durably in the inbox instead. A `key` makes sending
+        again harmless: the message is worked once, and its result returned each time; while there
+        is none yet, InboxConsumed says so. Another message with the same key is InboxConflict.
         """
         session_id = _id(session)
         if when_busy not in ("error", "queue"):
@@ -216,14 +217,14 @@ class Runtime(Reads):
         if content.role != "user":
             # The log has it as the user's: the model would see another role after a restart.
             raise InvalidInput(f"a message to send has the role 'user', not {content.role!r}")
-        work = Work(content, dict(inputs or {}))
+        work = Work(content, dict(inputs or {}), key)
         try:
             async with self._driving(session_id, takeover=takeover) as driver:
                 return await driver.send(work)
         except (SessionBusy, LeaseHeld):
             if when_busy == "error":
                 raise
-        return await self._queue(session_id, work, key)
+        return await self._queue(session_id, work)
 
     async def resume(
         self, session: str | Session, *, force: bool = False, takeover: bool = False
@@ -318,11 +319,11 @@ class Runtime(Reads):
         except Exception:
             logger.warning("session %s was not recovered", session_id, exc_info=True)
 
-    async def _queue(self, session_id: str, work: Work, key: str | None) -> TurnResult:
-        input_slots(work.inputs)
-        name = key or f"message-{secrets.token_hex(8)}"
-        draft = InboxDraft(key=name, kind="message", content=slot(work.to_value(), "input"))
-        await self.store.put_inbox(session_id, draft)
+    async def _queue(self, session_id: str, work: Work) -> TurnResult:
+        name = work.key or f"message-{secrets.token_hex(8)}"
+        item = await self.store.put_inbox(session_id, work.draft(name))
+        if item.consumed_seq is not None:
+            return await result_of(self.store, session_id, name)
         queued = Queued(session=session_id, key=name)
         try:
             # Its driver may have let go before the message was there; then it is worked here.
