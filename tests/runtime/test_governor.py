@@ -196,6 +196,15 @@ def test_a_bad_setting_is_named(given: dict[str, object]) -> None:
         resolve(given, environment={})
 
 
+def test_an_unknown_name_in_the_environment_is_an_error_that_names_the_nearest() -> None:
+    with pytest.raises(InvalidSettings, match=r"'HOLDFAST_MAX_USDD'.* HOLDFAST_MAX_USD\b"):
+        resolve(environment={"HOLDFAST_MAX_USDD": "1"})
+    with pytest.raises(InvalidSettings, match="holdfast config"):
+        resolve(environment={"HOLDFAST_ZZZZ": "1"})
+    known = {"HOLDFAST_STORE": "memory:", "HOLDFAST_MODEL_API_KEY": "x", "OTHER": "1"}
+    assert set(resolve(environment=known).origins.values()) == {"default"}
+
+
 def test_each_setting_says_where_it_came_from(tmp_path) -> None:
     (tmp_path / "config.toml").write_text('max_steps = 7\nmodel = "script:a"\n')
     environment = {"HOLDFAST_MODEL": "script:b", "HOLDFAST_MAX_TURNS": "3"}

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from pydantic_ai.models import Model as ProviderModel
     from pydantic_ai.providers import Provider
 
+KEY_VARIABLE = "HOLDFAST_MODEL_API_KEY"
 _NAME = re.compile(
     r"(?P<provider>[^:@/]+(?:/[^:@/]+)?):(?P<model>.+?)(?:@(?P<url>(?i:https?)://.+))?"
 )
@@ -107,7 +108,7 @@ def _openai_compatible(model: str, url: str | None, api_key: str | None) -> Prov
     from pydantic_ai.models.openai import OpenAIChatModel
     from pydantic_ai.providers.openai_compatible import OpenAICompatibleProvider
 
-    key = api_key or os.environ.get("HOLDFAST_MODEL_API_KEY")
+    key = api_key or os.environ.get(KEY_VARIABLE)
     provider = OpenAICompatibleProvider("openai-compatible", base_url=url, api_key=key)
     return OpenAIChatModel(model, provider=provider)
 

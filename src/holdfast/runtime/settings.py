@@ -14,10 +14,13 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, fields
 from decimal import Decimal, InvalidOperation
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 from holdfast.core.errors import InvalidSettings
+from holdfast.models.choose import KEY_VARIABLE
+from holdfast.stores.choose import STORE_VARIABLE
 
 CONFIG_FILE = "config.toml"
 PREFIX = "HOLDFAST_"
@@ -153,11 +156,16 @@ def _config(folder: Path | None) -> dict[str, Any]:
 
 
 def _environment(environment: Mapping[str, str]) -> dict[str, str]:
-    return {
-        name: environment[PREFIX + name.upper()]
-        for name in NAMES
-        if PREFIX + name.upper() in environment
-    }
+    settings = {PREFIX + name.upper(): name for name in NAMES}
+    known = (*settings, STORE_VARIABLE, KEY_VARIABLE)
+    for variable in environment:
+        if variable.startswith(PREFIX) and variable not in known:
+            short = variable.removeprefix(PREFIX)
+            near = get_close_matches(short, [name.removeprefix(PREFIX) for name in known])
+            meant = " or ".join(PREFIX + name for name in near)
+            hint = f"do you mean {meant}?" if near else "`holdfast config` lists them"
+            raise InvalidSettings(f"{variable!r} (environment) is no setting; {hint}")
+    return {name: environment[key] for key, name in settings.items() if key in environment}
 
 
 def _typed(name: str, value: Any, origin: str) -> Any:
