@@ -125,3 +125,12 @@ def test_nothing_to_resume_is_no_failure(shell):
     shell.run("run", "hi", "--model", shell.script(cell("FINAL(1)")), "--session-id", "a")
     document = shell.json("resume", "a")
     assert (document["status"], document["value"], document["turn"]) == ("idle", None, None)
+
+
+def test_a_work_area_that_is_no_folder_is_refused_before_anything_starts(shell):
+    missing = str(shell.place / "missing")
+    model = shell.script(cell("FINAL(1)"))
+    done = shell.run("run", "hi", "--model", model, "--work-area", missing)
+    assert done.returncode == 2
+    assert missing in done.stderr
+    assert shell.json("sessions")["sessions"] == []

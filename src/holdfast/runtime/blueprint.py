@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.core.capability import Capability, profile
-from holdfast.core.errors import AgentMissing
+from holdfast.core.errors import AgentMissing, InvalidSettings
 from holdfast.core.facts import SessionStarted
 from holdfast.core.payloads import Slot, from_record, manifest, slot, to_record
 from holdfast.kernels import surfaces as surface_module
@@ -71,6 +71,10 @@ def draft(
     store: SessionStore,
 ) -> Blueprint:
     """Return the blueprint of a new session."""
+    if settings.work_area and not os.path.isdir(settings.work_area):
+        raise InvalidSettings(
+            f"work_area is {settings.work_area!r}, which is no folder; make it, or name another"
+        )
     area = str(Path(settings.work_area or ".").resolve())
     settings = replace(settings, work_area=area)
     allowed = tuple(f"{item.module}.{f.name}" for item in agent.surfaces for f in item.functions)
