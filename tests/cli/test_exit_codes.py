@@ -134,3 +134,50 @@ def test_a_work_area_that_is_no_folder_is_refused_before_anything_starts(shell):
     assert done.returncode == 2
     assert missing in done.stderr
     assert shell.json("sessions")["sessions"] == []
+
+
+def test_a_turn_that_is_not_there_is_not_found(shell):
+    shell.run("run", "hi", "--model", shell.script(cell("FINAL(1)")), "--session-id", "a")
+    assert [turn["turn"] for turn in shell.json("show", "a", "--turn", "1")["turns"]] == [1]
+    assert "turn 1 " in shell.inside("show", "a", "--turn", "1").stdout
+    done = shell.inside("show", "a", "--turn", "9")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "'a' has no turn 9; it has 1" in done.stderr
+    assert shell.json("show", "a", "--turn", "9", code=2)["error"]["code"] == "not_found"
+
+
+def test_a_value_is_erased_by_the_id_by_which_it_is_printed(shell):
+    shell.run("run", "hi", "--model", shell.script(cell("FINAL(1)")), "--session-id", "a")
+    first = shell.lines("events", "a", "--type", "session.started")[0]
+    given = first["data"]["settings"]["$ref"]
+    digits = given.removeprefix("sha256:")
+    assert shell.inside("payload", "a", digits, "-o", "value").returncode == 0
+    assert shell.json("erase", "a", digits, "--rule", "r")["payload"] == given
+    assert shell.json("erase", "a", "nonsense", "--rule", "r", code=2)["error"]
+
+
+def test_a_reason_that_is_a_sentence_ends_with_one_full_stop(shell):
+    done = shell.run("run", "hi", "--model", shell.script({"error": "auth"}))
+    assert " rejected the credentials. See: " in done.stderr
+
+
+def test_an_import_says_which_copies_are_read_only(shell):
+    shell.run("run", "hi", "--model", shell.script(cell("FINAL(1)")), "--session-id", "a")
+    shell.inside("export", "a", "-o", "a.holdfast")
+    done = shell.inside("--store", "other", "import", "a.holdfast")
+    assert (done.returncode, done.stderr) == (0, "")
+
+    async def leave_open():
+        store = await open_store(shell.store)
+        driver = await drive(store, "b")
+        await driver.append(
+            TurnStarted(turn=1),
+            MessageAppended(message=1, role="user", content=slot("hi", "message"), turn=1),
+        )
+        await store.release(driver.lease)
+        await store.close()
+
+    asyncio.run(leave_open())
+    shell.inside("export", "a", "b", "-o", "both.holdfast")
+    told = shell.inside("--store", "other", "import", "both.holdfast").stderr
+    assert "read-only, as work is open in it: b;" in told

@@ -132,14 +132,16 @@ def import_command(call: Call, file: Path) -> None:
     """Store the sessions of FILE, checked whole before anything is stored."""
     from holdfast.stores.portable import import_sessions
 
-    async def work() -> list[ImportOutcome]:
+    async def work() -> tuple[list[ImportOutcome], list[str]]:
         store = await open_store(call.store)
         try:
-            return await import_sessions(store, file)
+            outcomes = await import_sessions(store, file)
+            rows = [await store.session_info(item.session) for item in outcomes]
+            return outcomes, [row.id for row in rows if row.imported]
         finally:
             await store.close()
 
-    outcomes = asyncio.run(work())
+    outcomes, unowned = asyncio.run(work())
     document = {
         "sessions": [
             {"session": item.session, "outcome": item.outcome, "events": item.events}
@@ -148,8 +150,9 @@ def import_command(call: Call, file: Path) -> None:
     }
     lines = [f"{item.session}: {item.outcome}, {item.events} events" for item in outcomes]
     call.answer(document, "\n".join(lines) or "the file holds no sessions")
-    if not call.as_json and any(item.outcome != "unchanged" for item in outcomes):
-        note("a copy with open work is read-only: resume it with --takeover, or fork it")
+    if not call.as_json and unowned:
+        names = ", ".join(unowned)
+        note(f"read-only, as work is open in it: {names}; resume with --takeover, or fork")
 
 
 async def _named(store: SessionStore, given: tuple[str, ...]) -> list[str]:

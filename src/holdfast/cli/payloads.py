@@ -27,7 +27,7 @@ def payload_command(call: Call, session: str, payload: str, output: Path | None)
 
     Bytes are exact in a pipe or a file; on a terminal, text is cleaned of control sequences.
     """
-    wanted = check_content_id(payload if ":" in payload else f"sha256:{payload}")
+    wanted = _content_id(payload)
 
     async def read(store: SessionStore) -> tuple[str, bytes]:
         info = await find_session(store, session)
@@ -54,6 +54,11 @@ def payload_command(call: Call, session: str, payload: str, output: Path | None)
         note(f"{len(data):,} bytes that are not text; write them to a file with -o FILE")
     else:
         click.echo(clean(text))
+
+
+def _content_id(given: str) -> str:
+    """Return the content id that was given, in full or as bare hexadecimal digits."""
+    return check_content_id(given if ":" in given else f"sha256:{given}")
 
 
 def _text(data: bytes) -> str | None:
@@ -107,11 +112,12 @@ def vars_command(call: Call, session: str) -> None:
 @click.option("--rule", required=True, help="Why it is erased; kept in the tombstone.")
 def erase_command(call: Call, session: str, payload: str, rule: str) -> None:
     """Erase one value, by content id, from SESSION; digests and heads still verify."""
+    wanted = _content_id(payload)
 
     async def work(store: SessionStore) -> tuple[SessionInfo, int]:
         info = await find_session(store, session)
-        return info, await store.erase(info.id, payload, rule)
+        return info, await store.erase(info.id, wanted, rule)
 
     info, places = with_store(call, work)
-    document = {"session": info.id, "payload": payload, "places": places}
+    document = {"session": info.id, "payload": wanted, "places": places}
     call.answer(document, f"erased in {places} place{'' if places == 1 else 's'}")

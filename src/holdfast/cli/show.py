@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import AsyncIterator
 from typing import Any
 
 import click
@@ -14,6 +15,7 @@ from holdfast.cli.options import Call, command, session_argument
 from holdfast.cli.reading import opened
 from holdfast.cli.terminal import clean, one_line
 from holdfast.cli.transcript import Transcript
+from holdfast.core.errors import NotFound
 from holdfast.runtime.reads import Reads
 from holdfast.stores.port import SessionInfo
 
@@ -32,19 +34,34 @@ def show_command(call: Call, session: str, turn: int | None, full: bool) -> None
         async with opened(call) as store:
             info = await find_session(store, session)
             turns = Transcript(store, Reads(store), info.id).turns()
-            wanted = (item async for item in turns if turn in (None, item["turn"]))
+            if turn is not None:
+                turns = await _only(turns, turn, info)
             if call.as_json:
                 document = {"session": session_document(info)}
-                call.answer(document | {"turns": [item async for item in wanted]}, "")
+                call.answer(document | {"turns": [item async for item in turns]}, "")
                 return
             page = Page(colour=sys.stdout.isatty(), full=full)
             page.session(info)
-            async for item in wanted:
+            async for item in turns:
                 page.turn(item)
             if info.status == "interrupted":
                 page.aside(f"interrupted; go on with: {call.command_line('resume', info.id)}")
 
     asyncio.run(work())
+
+
+async def _only(
+    turns: AsyncIterator[Document], wanted: int, info: SessionInfo
+) -> AsyncIterator[Document]:
+    """Return the one turn that is wanted, found before anything is printed."""
+    async for item in turns:
+        if item["turn"] == wanted:
+            return _one(item)
+    raise NotFound(f"session {info.id!r} has no turn {wanted}; it has {info.turns}")
+
+
+async def _one(item: Document) -> AsyncIterator[Document]:
+    yield item
 
 
 class Page:

@@ -295,7 +295,7 @@ async def _tell(call: Call, runtime: Runtime, session: str, result: TurnResult |
             note(f"failed: {result.error}; {call.command_line('resume', session, '--force')}")
         case Failed() | BudgetExceeded():
             look = call.command_line("show", session)
-            note(f"{result.status}: {result.error}. See: {look}")
+            note(f"{result.status}: {result.error.rstrip('.')}. See: {look}")
         case _:
             note(f"{result.status}: {getattr(result, 'error', '') or session}")
     return result.EXIT_CODE
