@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import pty
+import shlex
 import subprocess
 import sys
 
+import pytest
 from conftest import COMMAND, cell, until
 
 
@@ -120,3 +122,22 @@ def test_a_file_s_line_ends_are_kept(shell):
     model = shell.script(cell("FINAL(text)"))
     done = shell.json("run", "x", "--model", model, "--input", "text=@table.csv")
     assert done["value"] == "a\r\nb\rc\n"
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-", "<&- >&- 2>&-", "2>/dev/full"])
+def test_output_that_has_nowhere_to_go_costs_no_work(shell, closed):
+    model = shell.script(cell("FINAL('x')"))
+    words = shlex.join([*COMMAND, "run", "hi", "--model", model, "--session-id", "a"])
+    done = subprocess.run(
+        ["sh", "-c", f"{words} {closed}"],
+        cwd=shell.place,
+        env=shell.environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0
+    assert done.stdout == ("" if ">&-" in closed.split() else "x\n")
+    assert "Traceback" not in done.stderr
+    assert [turn["status"] for turn in shell.json("show", "a")["turns"]] == ["final"]
+    assert shell.json("verify", "a")["ok"]

@@ -14,7 +14,8 @@ from typing import Any, NoReturn
 
 import click
 
-from holdfast.cli.terminal import clean, dumps
+from holdfast.cli.options import note
+from holdfast.cli.terminal import dumps
 from holdfast.core.errors import HoldfastError, InvalidInput, NotFound
 
 SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
@@ -96,6 +97,7 @@ def holdfast(context: click.Context, store: str | None) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run one command and leave with its exit code."""
+    _open_closed_streams()
     for stream in (sys.stdout, sys.stderr):
         # What the terminal's encoding cannot say must not end the command.
         stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
@@ -108,6 +110,18 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 1
     sys.exit(code)
+
+
+def _open_closed_streams() -> None:
+    """Give output nowhere to go where it was closed: the next file opened must not get it."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            # The lowest number that is free is taken, which is this one.
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
+        if getattr(sys, name) is None and name != "stdin":
+            setattr(sys, name, os.fdopen(number, "w", encoding="utf-8", closefd=False))
 
 
 def run(given: list[str]) -> int:
@@ -131,7 +145,7 @@ def run(given: list[str]) -> int:
     except Exception as error:
         import traceback
 
-        click.echo(clean(traceback.format_exc()), err=True)
+        note(traceback.format_exc())
         text = f"this is a bug in Holdfast: {type(error).__name__}: {error}"
         return _report("internal_error", text, 1, as_json)
 
@@ -140,11 +154,11 @@ def _usage(error: click.UsageError, as_json: bool) -> int:
     if as_json:
         return _report("usage", error.format_message(), 2, as_json)
     if isinstance(error, click.exceptions.NoArgsIsHelpError):
-        click.echo(error.format_message(), err=True)
+        note(error.format_message())
         return 2
     if error.ctx is not None:
-        click.echo(error.ctx.get_usage(), err=True)
-        click.echo(f"Try '{error.ctx.command_path} --help' for help.", err=True)
+        note(error.ctx.get_usage())
+        note(f"Try '{error.ctx.command_path} --help' for help.")
     return _report("usage", error.format_message(), 2, as_json)
 
 
@@ -152,5 +166,5 @@ def _report(code: str, message: str, exit_code: int, as_json: bool) -> int:
     if as_json:
         click.echo(dumps({"error": {"code": code, "message": message}}))
     else:
-        click.echo(f"error: {clean(message)}", err=True)
+        note(f"error: {message}")
     return exit_code

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import os
 import shlex
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -71,5 +73,9 @@ session_argument = click.argument("session")
 
 
 def note(text: str) -> None:
-    """Tell people something that is not part of the result."""
-    click.echo(clean(text), err=True)
+    """Tell people something that is not part of the result; where nobody listens, go on."""
+    try:
+        click.echo(clean(text), err=True)
+    except OSError:
+        # What Python still holds back for this stream would fail again when the process ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())

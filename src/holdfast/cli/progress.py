@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any, Protocol
@@ -187,4 +187,5 @@ async def shown(runtime: Runtime, session: str, *, quiet: bool) -> AsyncIterator
     finally:
         following.cancel()
         await asyncio.wait({following})
-        display.close()
+        with suppress(OSError):
+            display.close()
