@@ -186,3 +186,16 @@ def test_the_page_of_the_command_line_lists_every_option(name):
         if f"{option}`" not in page and f"{option} " not in page
     ]
     assert missing == []
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "files"])
+def test_events_list_their_fields_in_the_declared_order_on_every_store(shell, kind):
+    shell.environment["HOLDFAST_STORE"] = f"{kind}:{shell.place / kind}"
+    model = shell.script(cell("FINAL(lm('q'))"), {"leaf": True, "match": "q", "reply": "a"})
+    shell.run("run", "hi", "--model", model, "--session-id", "a", "--quiet")
+    shown = [line.split(maxsplit=2)[2] for line in shell.inside("events", "a").stdout.splitlines()]
+    about = {line.split(maxsplit=1)[0]: line.split(maxsplit=1)[1] for line in shown}
+    assert about["message.appended"].startswith("message=3 role=observation turn=1 step=1 content=")
+    assert about["step.started"].startswith("step=1 turn=1")
+    assert about["leaf.called"].startswith("leaf=1 turn=1 step=1 eval=1 function=lm")
+    assert about["turn.put"].startswith("turn=1 status=final steps=1 usage={input_tokens=")

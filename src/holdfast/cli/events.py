@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from dataclasses import fields
 
 import click
 
@@ -12,7 +13,7 @@ from holdfast.cli.naming import find_session
 from holdfast.cli.options import Call, command, session_argument
 from holdfast.cli.reading import opened
 from holdfast.cli.terminal import dumps, one_line
-from holdfast.core.events import Event
+from holdfast.core.events import FACTS, Event
 from holdfast.core.payloads import from_record, is_slot
 from holdfast.stores.port import SessionStore
 
@@ -64,8 +65,22 @@ def _print(call: Call, event: Event) -> None:
         click.echo(dumps(event_document(event)))
     else:
         at = event.at[11:23]
-        about = " ".join(f"{key}={_brief(value)}" for key, value in event.data.items())
+        about = " ".join(f"{key}={_brief(event.data[key])}" for key in _in_order(event))
         click.echo(f"{event.seq:>6}  {at}  {one_line(event.type, 40):<18}  {one_line(about, 100)}")
+
+
+def _in_order(event: Event) -> list[str]:
+    """Return the names of an event's fields as its fact declares them: stores keep no order.
+
+    Values come last, because a long one would push what is short out of the line.
+    """
+    kind = FACTS.get(event.type)
+    declared = {} if kind is None else {item.name: n for n, item in enumerate(fields(kind))}
+
+    def place(name: str) -> tuple[bool, int, str]:
+        return is_slot(event.data[name]), declared.get(name, len(declared)), name
+
+    return sorted(event.data, key=place)
 
 
 def _brief(part: object) -> str:
@@ -77,5 +92,5 @@ def _brief(part: object) -> str:
             return repr(item.data[:60].decode(errors="replace"))
         return f"{item.id[:14]}…({item.size:,} bytes)"
     if isinstance(part, dict):
-        return "{" + " ".join(f"{key}={_brief(value)}" for key, value in part.items()) + "}"
+        return "{" + " ".join(f"{key}={_brief(value)}" for key, value in sorted(part.items())) + "}"
     return str(part)
