@@ -96,7 +96,8 @@ async def expected():
             ends.setdefault(fact["tip"], set()).add(fact["seq"])
 
     await work(store, tell)
-    log = [(event.seq, event.type) for event in await all_events(store, "s-1")]
+    left = MemorySessionStore(store.bank)
+    log = [(event.seq, event.type) for event in await all_events(left, "s-1")]
     ends["s-1"].add(13)  # a turn is two batches, told as one
     ends["s-2"].add(3)
     return log, ends
