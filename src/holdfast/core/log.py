@@ -193,23 +193,6 @@ def _check_open(state: State, fact: facts.TurnPut | facts.StepPut) -> None:
         raise InvalidInput(f"{fact.TYPE} is about step {fact.step}, not the present {turn.step}")
 
 
-def _stands_apart(item: Slot) -> bool:
-    """Tell whether a value is a payload of its own; refuse what records cannot hold."""
-    if item.erased is not None:
-        raise InvalidRef(f"payload {item.id!r} was erased and cannot be referred to again")
-    if type(item.size) is not int or item.encoding not in ENCODINGS or item.kind not in KINDS:
-        raise InvalidRef(f"{item!r} is no value that records can hold")
-    if item.inline:
-        if item.data is not None:
-            check_bytes(item, item.data)
-        return False
-    # A store may know the payload by its bytes and never look at how its id is spelled.
-    check_content_id(item.id)
-    if not 0 <= item.size <= MAX_INTEGER:
-        raise InvalidRef(f"{item!r} has a size that no payload has")
-    return True
-
-
 def _payloads(
     slots: Iterable[Slot],
 ) -> tuple[dict[str, Slot], dict[str, Slot], dict[str, list[str]]]:
@@ -217,12 +200,14 @@ def _payloads(
     inner: dict[str, list[str]] = {}
     given: dict[str, Slot] = {}
     refs: dict[str, Slot] = {}
-    queue = [item for item in slots if _stands_apart(item)]
+    queue = _apart(slots)
     at_hand = {item.id: item.data for item in queue if item.data is not None}
     while queue:
         item = queue.pop()
-        if item.data is None and item.encoding == "manifest" and item.id in at_hand:
-            item = structs.replace(item, data=at_hand[item.id])
+        if item.data is None:
+            _check_bare(item)
+            if item.encoding == "manifest" and item.id in at_hand:
+                item = structs.replace(item, data=at_hand[item.id])
         if item.id in refs:
             check_size(item, refs[item.id].size)
         seen = given.get(item.id)
@@ -240,3 +225,26 @@ def _payloads(
                 queue += [part for part in parts if part.erased is None]
                 inner[item.id] = [part.id for part in parts]
     return given, refs, inner
+
+
+def _apart(slots: Iterable[Slot]) -> list[Slot]:
+    """Return the values that are payloads of their own; refuse what records cannot hold."""
+    apart: list[Slot] = []
+    for item in slots:
+        if item.erased is not None:
+            raise InvalidRef(f"payload {item.id!r} was erased and cannot be referred to again")
+        if type(item.size) is not int or item.encoding not in ENCODINGS or item.kind not in KINDS:
+            raise InvalidRef(f"{item!r} is no value that records can hold")
+        if not item.inline:
+            apart.append(item)
+        elif item.data is not None:
+            check_bytes(item, item.data)
+    return apart
+
+
+def _check_bare(item: Slot) -> None:
+    """Refuse a ref that could not be read back; one with its bytes proves itself."""
+    # A store may know the payload by its bytes and never look at how its id is spelled.
+    check_content_id(item.id)
+    if not 0 <= item.size <= MAX_INTEGER:
+        raise InvalidRef(f"{item!r} has a size that no payload has")
