@@ -30,7 +30,7 @@ bench: .venv/bench
 	$(BIN)/python -m bench
 
 soak: .venv/ready
-	$(BIN)/python -m pytest -n $(JOBS) -q -m soak --override-ini addopts='--strict-config --strict-markers' tests
+	$(BIN)/python -m pytest -n $(JOBS) -q -m soak --timeout 0 --override-ini addopts='--strict-config --strict-markers' tests
 
 clean:
 	rm -rf .venv build dist *.egg-info src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -7,6 +7,7 @@ import contextlib
 import io
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -21,6 +22,9 @@ from holdfast.stores.choose import open_store
 COMMAND = (sys.executable, "-m", "holdfast.cli")
 SECONDS = 60
 DRIVING = {"run", "send", "resume", "demo"}
+
+# A suite that a script runs in its background ignores Ctrl-C, and its children would inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def cell(code):

@@ -30,6 +30,22 @@ def test_a_signal_is_recorded_and_the_advice_goes_on(shell, number, code):
     assert shell.json("verify")["ok"]
 
 
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGINT])
+def test_a_signal_that_was_ignored_at_the_start_stays_ignored(shell, number):
+    go = shell.place / "go"
+    model = shell.script(until(go, "FINAL('whole')"))
+    before = signal.signal(number, signal.SIG_IGN)  # as nohup and background jobs have it
+    try:
+        driver = shell.start("run", "hi", "--model", model, "--session-id", "a")
+    finally:
+        signal.signal(number, before)
+    shell.wait_for("a", "step.put")
+    driver.send_signal(number)
+    go.touch()
+    out, _ = driver.communicate(timeout=30)
+    assert (driver.returncode, out) == (0, "whole\n")
+
+
 def test_an_interrupted_run_is_a_document_with_json(shell):
     model = shell.script({"reply": cell("FINAL(1)"), "delay_ms": 30_000})
     driver = shell.start("run", "hi", "--model", model, "--session-id", "a", "--json")

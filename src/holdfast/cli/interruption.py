@@ -1,7 +1,8 @@
 """Ctrl-C and SIGTERM while a session is driven: the first breaks off cleanly, a second at once.
 
 A clean break is a cancellation: the runtime records the interruption and gives the lease back. It
-is a courtesy to whoever reads the log; a kill loses nothing either.
+is a courtesy to whoever reads the log; a kill loses nothing either. A signal that was ignored when
+the command started, as nohup and a shell's background jobs have it, stays ignored.
 """
 
 from __future__ import annotations
@@ -20,9 +21,10 @@ class Interruption:
         self._loop = asyncio.get_running_loop()
         self._task = asyncio.current_task()
         self._signal: signal.Signals | None = None
+        self._heeded = [n for n in SIGNALS if signal.getsignal(n) is not signal.SIG_IGN]
 
     def __enter__(self) -> Interruption:
-        for number in SIGNALS:
+        for number in self._heeded:
             self._loop.add_signal_handler(number, self._break_off, number)
         return self
 
@@ -52,5 +54,5 @@ class Interruption:
             self._task.cancel()
 
     def _let_go(self) -> None:
-        for number in SIGNALS:
+        for number in self._heeded:
             self._loop.remove_signal_handler(number)

@@ -85,6 +85,8 @@ if __name__ == "__main__":
     parser.add_argument("--queue", action="store_true")
     parser.add_argument("--sync", action="store_true")
     given = parser.parse_args()
+    # A suite that a script runs in its background ignores Ctrl-C, and its children inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     if given.sync:
         talk_in_sync(given)
     else:
