@@ -1,18 +1,15 @@
 """The memory store keeps the whole contract, and what only a store in one process can promise."""
 
-import asyncio
-import os
-import warnings
 from pathlib import Path
 
 import pytest
 
-from holdfast.core.errors import Corruption, HandleForked, LeaseHeld
+from holdfast.core.errors import Corruption, LeaseHeld
 from holdfast.core.facts import SessionStarted
 from holdfast.core.payloads import Slot, slot
 from holdfast.stores.memory.bank import MemoryBank
 from holdfast.stores.memory.store import MemorySessionStore
-from holdfast.stores.port import InboxDraft, Transient
+from holdfast.stores.port import InboxDraft
 from holdfast.testing.driver import drive
 from holdfast.testing.store_contract import StoreContract
 
@@ -78,28 +75,3 @@ async def test_by_a_clock_of_its_own_a_bank_lets_leases_run_out():
         await other.acquire("s-1")
     now = 30.0
     await other.acquire("s-1")
-
-
-async def test_a_handle_is_refused_after_fork():
-    store = MemorySessionStore()
-    await drive(store)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        child = os.fork()
-    if child == 0:
-        refused = 0
-        for use in (
-            lambda: store.load_state("s-1").send(None),
-            lambda: store.subscribe("s-1"),
-            lambda: store.subscribe_all(),
-            lambda: store.notify(Transient("s-1", "delta.token", "x")),
-        ):
-            try:
-                use()
-            except HandleForked:
-                refused += 1
-            except BaseException:
-                pass
-        os._exit(refused)
-    _, ended = await asyncio.to_thread(os.waitpid, child, 0)
-    assert os.waitstatus_to_exitcode(ended) == 4

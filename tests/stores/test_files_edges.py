@@ -1,14 +1,12 @@
 """Corners of the files store: copies that cannot be made, values that must be gone, other hands."""
 
 import asyncio
-import os
-import warnings
 from dataclasses import replace
 
 import pytest
 import pytest_asyncio
 
-from holdfast.core.errors import HandleForked, PayloadNotFound, SessionDeleted
+from holdfast.core.errors import PayloadNotFound, SessionDeleted
 from holdfast.core.events import Event, chain_start, event_digest
 from holdfast.core.facts import SessionStarted, VarsCheckpointed
 from holdfast.core.payloads import manifest, slot, slot_of_bytes, to_record
@@ -16,7 +14,7 @@ from holdfast.core.run_facts import ArtifactWritten
 from holdfast.stores.files import copies, writes
 from holdfast.stores.files.lines import read_header
 from holdfast.stores.files.store import FilesSessionStore
-from holdfast.stores.port import InboxDraft, Transient
+from holdfast.stores.port import InboxDraft
 from holdfast.stores.verify import verify
 from holdfast.testing.driver import drive
 
@@ -168,26 +166,3 @@ async def test_who_follows_a_session_learns_that_another_process_deleted_it(root
     if hints is not None:
         await hints.close()
     await other.close()
-
-
-async def test_a_handle_is_refused_after_fork(store):
-    await store.create_session("s-1", SessionStarted())
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        child = os.fork()
-    if child == 0:
-        refused = 0
-        for use in (
-            lambda: store.load_state("s-1").send(None),
-            lambda: store.list_sessions().send(None),
-            lambda: store.subscribe("s-1"),
-            lambda: store.subscribe_all(),
-            lambda: store.notify(Transient("s-1", "delta", None)),
-        ):
-            try:
-                use()
-            except HandleForked:
-                refused += 1
-        os._exit(refused)
-    _, ended = await asyncio.to_thread(os.waitpid, child, 0)
-    assert os.waitstatus_to_exitcode(ended) == 5

@@ -4,7 +4,6 @@ import asyncio
 import os
 import threading
 import uuid
-import warnings
 from dataclasses import replace
 
 import apsw
@@ -14,7 +13,6 @@ from holdfast.blobs.disk import Disk
 from holdfast.core import facts
 from holdfast.core.errors import (
     Corruption,
-    HandleForked,
     InboxConflict,
     InboxConsumed,
     InboxItemNotFound,
@@ -28,7 +26,7 @@ from holdfast.core.errors import (
 )
 from holdfast.core.payloads import manifest, slot, to_record
 from holdfast.stores.feed import POLL_SECONDS
-from holdfast.stores.port import InboxDraft, Lease, Transient
+from holdfast.stores.port import InboxDraft, Lease
 from holdfast.stores.sqlite.store import SqliteSessionStore
 from holdfast.stores.sqlite.writer import Job
 from holdfast.stores.verify import verify
@@ -379,31 +377,6 @@ async def test_a_lease_from_a_commit_that_seemed_to_fail_does_not_lock_its_owner
     other.execute("UPDATE sessions SET owner = ?, epoch = 7", (store.owner,))
     other.close()
     assert (await store.acquire("talk")).epoch == 8
-
-
-async def test_a_handle_is_refused_after_fork(store):
-    await start(store)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        child = os.fork()
-    if child == 0:
-        refused = 0
-        for use in (
-            lambda: store.load_state("talk").send(None),
-            lambda: store.list_sessions().send(None),
-            lambda: store.gc().send(None),
-            lambda: store.close().send(None),
-            lambda: store.subscribe("talk"),
-            lambda: store.notify(Transient("talk", "delta", None)),
-        ):
-            try:
-                use()
-            except HandleForked:
-                refused += 1
-        os._exit(refused)
-    _, ended = await asyncio.to_thread(os.waitpid, child, 0)
-    assert os.waitstatus_to_exitcode(ended) == 6
-    assert (await store.load_state("talk")).seq == 1
 
 
 class SweepingDisk(Disk):

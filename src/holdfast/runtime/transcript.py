@@ -41,25 +41,29 @@ def message_slots(message: Message) -> tuple[Slot, list[Slot]]:
 async def read_message(store: SessionStore, session_id: str, role: str, content: Slot) -> Message:
     """Return a stored message; an erased one says so."""
     if content.erased is not None:
-        return Message(role, (Text(ERASED_TEXT),))  # type: ignore[arg-type]
+        return _plain(role, ERASED_TEXT)
     try:
         return await _read_message(store, session_id, role, content)
     except PayloadNotFound as error:
         if "erased_at" not in error.details:
             raise
-        return Message(role, (Text(ERASED_TEXT),))  # type: ignore[arg-type]
+        return _plain(role, ERASED_TEXT)
 
 
 async def _read_message(store: SessionStore, session_id: str, role: str, content: Slot) -> Message:
     value: Any = (await hydrate(store, session_id, content)).value()
     if content.encoding != "manifest":
-        return Message(role, (Text(str(value)),))  # type: ignore[arg-type]
+        return _plain(role, str(value))
     body: Any = (await hydrate(store, session_id, from_record(value["message"]))).value()
     binaries = {}
     for part in map(from_record, value["binaries"]):
         loaded = await hydrate(store, session_id, part)
         binaries[part.id] = loaded.data or b""
     return messages.from_record(body, binaries)
+
+
+def _plain(role: Any, text: str) -> Message:
+    return Message(role, (Text(text),))
 
 
 @dataclass(slots=True)

@@ -102,12 +102,12 @@ class Feed:
         for watcher in everyone_hinted:
             watcher.end()
 
-    def forget(self, item: SessionSubscription | HintSubscription) -> None:
+    def forget(self, item: _Waiting) -> None:
         """Drop an ended subscription."""
         with self._lock:
             if isinstance(item, HintSubscription):
                 self._hinted.discard(item)
-            else:
+            elif isinstance(item, SessionSubscription):
                 group = self._following.get(item.session_id, set())
                 group.discard(item)
                 if not group:
@@ -155,11 +155,11 @@ class _Waiting:
         try:
             self._loop.call_soon_threadsafe(self._bell.set)
         except RuntimeError:  # the subscriber's loop is closed: nobody is left to wake
-            self._feed.forget(self)  # type: ignore[arg-type]
+            self._feed.forget(self)
 
     def end(self) -> None:
         self._ended = True
-        self._feed.forget(self)  # type: ignore[arg-type]
+        self._feed.forget(self)
         self.ring()
 
     async def close(self) -> None:

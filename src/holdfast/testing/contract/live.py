@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import warnings
+from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 
-from holdfast.core.errors import HoldfastError, NothingWritten, SessionDeleted
+from holdfast.core.errors import HandleForked, HoldfastError, NothingWritten, SessionDeleted
 from holdfast.core.events import Event
 from holdfast.core.facts import SessionStarted
-from holdfast.core.payloads import slot
+from holdfast.core.payloads import Slot, slot
 from holdfast.stores.port import Gap, Hint, InboxDraft, SessionStore, Subscription, Transient
 from holdfast.testing.contract.place import ContractPlace, Place
-from holdfast.testing.driver import all_events, drive
+from holdfast.testing.driver import Driver, all_events, drive
 
 WAIT = 10.0
 """A subscriber that has heard nothing for this long has lost something."""
@@ -24,6 +28,55 @@ FLOOD = 20_000
 async def heard(subscription: Subscription, count: int) -> list[Event | Transient | Gap | Hint]:
     """Return the next items of a subscription."""
     return [await asyncio.wait_for(anext(subscription), WAIT) for _ in range(count)]
+
+
+def verbs(driver: Driver, big: Slot, events: list[Event]) -> list[Callable[[], Awaitable[Any]]]:
+    """Return every asynchronous verb of a store that holds the driver's session, but for close."""
+    store = driver.store
+    return [
+        lambda: store.create_session("s-2", SessionStarted()),
+        lambda: driver.say("hi"),
+        lambda: store.put_payload("s-1", big),
+        lambda: store.get_payload("s-1", big.id),
+        lambda: store.load_state("s-1"),
+        lambda: store.read_events("s-1"),
+        lambda: store.session_info("s-1"),
+        lambda: store.list_sessions(),
+        lambda: store.put_inbox("s-1", InboxDraft("k", "message")),
+        lambda: store.list_inbox("s-1"),
+        lambda: store.acquire("s-1"),
+        lambda: store.renew(driver.lease),
+        lambda: store.release(driver.lease),
+        lambda: store.lease_of("s-1"),
+        lambda: store.delete("s-1"),
+        lambda: store.erase("s-1", big.id, "rule"),
+        lambda: store.erased("s-1"),
+        lambda: store.gc(),
+        lambda: store.import_log("s-1", events, {big.id: big.data or b""}),
+    ]
+
+
+def _taken(driver: Driver, big: Slot, events: list[Event]) -> int:
+    """Return which verb a forked process may use, counted from one; 0 if none."""
+    store = driver.store
+    uses: list[Callable[[], object]] = [
+        lambda verb=verb: verb().__await__().send(None)  # type: ignore[misc]
+        for verb in [*verbs(driver, big, events), store.close]
+    ]
+    uses += [
+        lambda: store.subscribe("s-1"),
+        lambda: store.subscribe_all(),
+        lambda: store.notify(Transient("s-1", "delta.token", "x")),
+    ]
+    for number, use in enumerate(uses, 1):
+        try:
+            use()
+        except HandleForked:
+            continue
+        except BaseException:
+            return number
+        return number
+    return 0
 
 
 class LiveContract(ContractPlace):
@@ -175,27 +228,7 @@ class LiveContract(ContractPlace):
         await driver.say(big)
         events = await all_events(store, "s-1")
         await store.close()
-        for verb in (
-            lambda: store.create_session("s-2", SessionStarted()),
-            lambda: driver.say("hi"),
-            lambda: store.put_payload("s-1", big),
-            lambda: store.get_payload("s-1", big.id),
-            lambda: store.load_state("s-1"),
-            lambda: store.read_events("s-1"),
-            lambda: store.session_info("s-1"),
-            lambda: store.list_sessions(),
-            lambda: store.put_inbox("s-1", InboxDraft("k", "message")),
-            lambda: store.list_inbox("s-1"),
-            lambda: store.acquire("s-1"),
-            lambda: store.renew(driver.lease),
-            lambda: store.release(driver.lease),
-            lambda: store.lease_of("s-1"),
-            lambda: store.delete("s-1"),
-            lambda: store.erase("s-1", big.id, "rule"),
-            lambda: store.erased("s-1"),
-            lambda: store.gc(),
-            lambda: store.import_log("s-1", events, {big.id: big.data or b""}),
-        ):
+        for verb in verbs(driver, big, events):
             with pytest.raises(NothingWritten, match="closed; open the store again"):
                 await verb()
         with pytest.raises(NothingWritten, match="closed"):
@@ -206,6 +239,24 @@ class LiveContract(ContractPlace):
         other = await place.open()
         assert await all_events(other, "s-1") == events
         assert (await other.list_inbox("s-1"), await other.lease_of("s-1")) == ([], None)
+
+    @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is nothing to fork here")
+    async def test_a_forked_process_cannot_use_a_handle_and_harms_it_not(
+        self, store: SessionStore
+    ) -> None:
+        driver = await drive(store)
+        big = slot("b" * 3000, "message")
+        await driver.say(big)
+        events = await all_events(store, "s-1")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            child = os.fork()
+        if child == 0:
+            os._exit(_taken(driver, big, events))
+        _, ended = await asyncio.to_thread(os.waitpid, child, 0)
+        assert os.waitstatus_to_exitcode(ended) == 0, "a verb was not refused"
+        told = await driver.say("on we go")
+        assert await all_events(store, "s-1") == [*events, told]
 
     @pytest.mark.parametrize("by", ["this handle", "another"])
     async def test_who_follows_a_session_learns_of_its_deletion(
