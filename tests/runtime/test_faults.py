@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 import holdfast
 from holdfast.core.errors import StoreFailed
 from holdfast.core.messages import Text, assistant, user
+from holdfast.kernels.surfaces import Surface, SurfaceFunction
 from holdfast.models.errors import KINDS, ModelTimeout, ProviderError
 from holdfast.models.port import ModelReply, ModelRequest, Usage
 from holdfast.models.scripted import ScriptedModel
@@ -82,12 +84,13 @@ async def test_a_provider_failing_in_a_leaf_is_an_error_that_code_sees(lab: Lab,
 
 
 @pytest.mark.parametrize("purpose", ["step", "leaf"])
+@pytest.mark.parametrize("kind", [KeyError, asyncio.CancelledError, StoreFailed, TimeoutError])
 async def test_a_provider_that_breaks_its_own_rules_fails_the_call_and_no_more(
-    lab: Lab, purpose: str
+    lab: Lab, purpose: str, kind: type[BaseException]
 ) -> None:
     def respond(request: ModelRequest) -> str:
         if request.purpose == purpose and "break" in request.prompt:
-            raise KeyError("an adapter's own mistake")
+            raise kind("an adapter's own mistake")
         if request.purpose == "leaf":
             return "fine"
         return cell("FINAL(map_lm(['break', 'x']))")
@@ -105,6 +108,34 @@ async def test_a_provider_that_breaks_its_own_rules_fails_the_call_and_no_more(
     assert (await runtime.state(session.id)).status == "idle"
     later = await session.send("again")
     assert isinstance(later, holdfast.Final)
+
+
+async def test_a_surface_that_has_no_text_for_a_request_does_not_fail_the_turn(
+    lab: Lab, caplog: pytest.LogCaptureFixture
+) -> None:
+    told: list[str] = []
+
+    def respond(request: ModelRequest) -> str:
+        told.append(request.messages[-1].text)
+        return cell("FINAL(1)")
+
+    def transient(module: str, text: Callable[[], Any]) -> Surface:
+        return Surface(module, 1, module, (SurfaceFunction("page", print),), transient=text)
+
+    surfaces = (
+        transient("broken", lambda: 1 // 0),
+        transient("wrong", lambda: 7),
+        transient("empty", lambda: None),
+        transient("right", lambda: "it is noon"),
+    )
+    async with await holdfast.open(
+        lab.store, model=ScriptedModel(respond), agents=[holdfast.Agent(surfaces=surfaces)]
+    ) as runtime:
+        result = await (await runtime.start()).send("x")
+    assert isinstance(result, holdfast.Final)
+    assert told == ["it is noon"]
+    assert "'broken'" in caplog.text
+    assert "'wrong'" in caplog.text
 
 
 async def test_a_provider_that_never_answers_is_cut_off_at_the_deadline(lab: Lab) -> None:
@@ -239,25 +270,30 @@ async def test_a_cell_that_ends_its_worker_is_told_to_the_model_and_keeps_the_na
     assert evals[2] == "final"
 
 
-def live_children() -> list[int]:
-    """Return the child processes of this one that have not ended."""
-    found = []
+def living() -> dict[int, int]:
+    """Return the processes that have not ended, with their parents."""
+    found = {}
     for place in Path("/proc").glob("[0-9]*/stat"):
         try:
             state, parent, *_ = place.read_text().rpartition(")")[2].split()
         except OSError:
             continue
-        if int(parent) == os.getpid() and state != "Z":
-            found.append(int(place.parent.name))
+        if state != "Z":
+            found[int(place.parent.name)] = int(parent)
     return found
 
 
 def kill_workers() -> int:
-    """Kill every child process of this one, as an out-of-memory killer might, and see them end."""
-    killed = live_children()
+    """Kill every process below this one, as an out-of-memory killer might, and see them end."""
+    parents = living()
+    below = [os.getpid()]
+    for process in below:  # which grows by its children
+        below += [child for child, parent in parents.items() if parent == process]
+    killed = below[1:]
     for process in killed:
-        os.kill(process, signal.SIGKILL)
-    while set(killed) & set(live_children()):
+        with suppress(ProcessLookupError):
+            os.kill(process, signal.SIGKILL)
+    while not living().keys().isdisjoint(killed):
         os.sched_yield()
     return len(killed)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import keyword
+import logging
 import sys
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, replace
@@ -18,6 +19,8 @@ from holdfast.core.capability import Capability
 from holdfast.core.errors import InvalidSettings, NotFound
 from holdfast.core.records import digest_id
 from holdfast.kernels.port import HostFunction
+
+logger = logging.getLogger("holdfast.kernels")
 
 Effect = Literal["pure", "idempotent", "once"]
 _EFFECTS = ("pure", "idempotent", "once")
@@ -144,8 +147,23 @@ def card(surfaces: Iterable[Surface]) -> str:
 
 
 def transient_text(surfaces: Iterable[Surface]) -> str:
-    """Return what the surfaces have to say for this one request; empty if nothing."""
-    texts = (surface.transient() for surface in surfaces if surface.transient is not None)
+    """Return what the surfaces have to say for this one request; empty if nothing.
+
+    One that fails to say it is left out: a turn does not fail for want of such a text.
+    """
+    texts = []
+    for surface in surfaces:
+        if surface.transient is None:
+            continue
+        try:
+            text = surface.transient()
+        except Exception:
+            logger.warning("surface %r has no text for this request", surface.id, exc_info=True)
+            continue
+        if type(text) is str:
+            texts.append(text)
+        elif text is not None:
+            logger.warning("surface %r gave a %s as text", surface.id, type(text).__name__)
     return "\n\n".join(text for text in texts if text)
 
 

@@ -2,8 +2,9 @@
 
 A model is code from outside. What it returns goes into a log that is read for years, so a reply is
 checked before it is stored, and one that is none fails the call like any other failure of a
-provider. A model that does not keep to its deadline is cut off here, a little later, so that one
-that does can report its attempts first.
+provider. So does whatever a model raises, a cancellation that nobody asked for included. A model
+that does not keep to its deadline is cut off here, a little later, so that one that does can report
+its attempts first.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import asyncio
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
+from holdfast.core.errors import ModelError
 from holdfast.core.messages import Message, Reasoning, Text
 from holdfast.models.errors import MalformedReply, ModelTimeout
 from holdfast.models.port import Attempt, Model, ModelReply, ModelRequest, OnDelta, Usage
@@ -22,17 +24,31 @@ GRACE_SECONDS = 1.0
 async def ask(
     model: Model, request: ModelRequest, *, on_delta: OnDelta | None = None
 ) -> ModelReply:
-    """Return a model's reply as it can be stored; ModelTimeout soon after the deadline."""
+    """Return a model's reply as it can be stored; ModelTimeout soon after the deadline.
+
+    Whatever else the model raises is a ModelError.
+    """
     try:
         async with asyncio.timeout(request.deadline_seconds + GRACE_SECONDS) as clock:
             reply = await model.request(request, on_delta=on_delta)
-    except TimeoutError:
-        if not clock.expired():
+    except ModelError:
+        raise
+    except asyncio.CancelledError as error:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
             raise
-        raise ModelTimeout(
-            f"no reply within the deadline of {request.deadline_seconds:g} s"
-        ) from None
+        raise _failure(error) from error
+    except Exception as error:
+        if isinstance(error, TimeoutError) and clock.expired():
+            raise ModelTimeout(
+                f"no reply within the deadline of {request.deadline_seconds:g} s"
+            ) from None
+        raise _failure(error) from error
     return checked(reply)
+
+
+def _failure(error: BaseException) -> ModelError:
+    return ModelError(f"{type(error).__name__}: {error}")
 
 
 def checked(reply: Any) -> ModelReply:

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from msgspec import structs
 
 from holdfast.core import facts
-from holdfast.core.errors import HoldfastError, ModelError
+from holdfast.core.errors import ModelError
 from holdfast.core.facts import Fact, MessageAppended, StepPut, StepStarted, TurnPut
 from holdfast.core.fold import at_ceiling
 from holdfast.core.heads import EdgeDraft, HeadDraft
@@ -143,12 +143,8 @@ class Drive:
         try:
             ordinal = self.state.counters.get("answered", 0)
             reply = await self._within_time(self._ask(ordinal, context))
-        except (HoldfastError, DrivingTimeUsedUp) as error:
-            if isinstance(error, ModelError):
-                return await self._model_failed(error)
-            raise
-        except Exception as error:
-            return await self._model_failed(ModelError(f"{type(error).__name__}: {error}"))
+        except ModelError as error:
+            return await self._model_failed(error)
         await self._store_reply(reply)
         return None
 

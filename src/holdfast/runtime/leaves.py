@@ -181,8 +181,6 @@ class Leaves:
                     raise
                 except ModelError as problem:
                     error = problem
-                except Exception as problem:
-                    error = ModelError(f"{type(problem).__name__}: {problem}")
             return await self._record(call, request, item, width, reply, error, excess)
 
     def _size(self, request: ModelRequest) -> tuple[int, int]:
