@@ -263,6 +263,55 @@ async def test_a_missing_event_is_a_gap(tmp_path):
     await store.close()
 
 
+@pytest.mark.parametrize("lost", [1, 7, 20])
+async def test_no_page_passes_over_an_event_that_is_missing(tmp_path, lost):
+    await store_of(tmp_path, events=20)
+    connect(tmp_path).execute(f"DELETE FROM events WHERE seq = {lost}")
+    store = await SqliteSessionStore.open(tmp_path)
+    around = {"after": max(lost - 3, 0), "before": lost + 3}
+    for bounds in ({}, {"limit": lost}, around, {"after": lost - 1, "limit": 1}):
+        for reverse in (False, True):
+            if reverse and "limit" in bounds:
+                bounds = {"before": lost + 1, "limit": 1}
+            with pytest.raises(Corruption) as found:
+                await store.read_events("talk", **bounds, reverse=reverse)
+            assert found.value.details["seq"] == lost
+    with pytest.raises(Corruption):
+        await export_sessions(store, ["talk"], tmp_path / "export")
+    with pytest.raises(Corruption):
+        await store.erase("talk", slot("line 3", "message").id, "asked-to")
+    before = await store.read_events("talk", before=lost)
+    after = await store.read_events("talk", after=lost, reverse=True)
+    assert [event.seq for event in before] == list(range(1, lost))
+    assert [event.seq for event in after] == list(range(20, lost, -1))
+    (problem, *_) = (await verify(store, "talk")).problems
+    assert (problem.kind, problem.seq) == ("gap", lost)
+    await store.close()
+
+
+async def test_no_flipped_bit_in_the_index_hides_events_or_breaks_verify(tmp_path):
+    await store_of(tmp_path / "good", events=30)
+    connection = connect(tmp_path / "good")
+    named = "SELECT rootpage FROM sqlite_schema WHERE name = 'sqlite_autoindex_events_1'"
+    page, size = connection.execute(named).get, connection.pragma("page_size")
+    connection.close()
+    good = (tmp_path / "good" / "events.db").read_bytes()
+    start = (page - 1) * size
+    for number in range(2, 30, 3):
+        pointer = start + 8 + 2 * number
+        # A cell: its length, its header's, then the types of session, seq and row.
+        at = start + int.from_bytes(good[pointer : pointer + 2], "big") + 3
+        spoiled = tmp_path / str(number)
+        spoiled.mkdir()
+        (spoiled / "events.db").write_bytes(good[:at] + bytes([good[at] ^ 1]) + good[at + 1 :])
+        store = await SqliteSessionStore.open(spoiled)
+        assert (await verify(store, "talk")).problems
+        for reverse in (False, True):
+            with pytest.raises(Corruption):
+                await store.read_events("talk", reverse=reverse)
+        await store.close()
+
+
 async def test_erased_bytes_are_in_no_file_of_the_store(tmp_path):
     store = await SqliteSessionStore.open(tmp_path)
     state = await store.create_session("talk", facts.SessionStarted())

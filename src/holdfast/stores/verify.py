@@ -96,7 +96,8 @@ async def _events(
         try:
             single = await store.read_events(session_id, after=after, before=seq + 1, limit=1)
         except (Corruption, StoreFailed) as error:
-            yield Problem(session_id, "line", str(error), seq)
+            kind = "gap" if "missing" in error.details else "line"
+            yield Problem(session_id, kind, str(error), seq)
         else:
             if not single:
                 yield Problem(session_id, "gap", f"event {seq} is missing", seq)

@@ -71,22 +71,37 @@ def read(
     reverse: bool = False,
     types: Sequence[str] | None = None,
 ) -> Iterator[Event]:
-    """Yield events with after < seq < before; one that does not decode is Corruption."""
+    """Yield events with after < seq < before; Corruption where one is missing or does not decode.
+
+    Among events of some types only, nobody can tell that one is missing.
+    """
     bounds = (row.key, after, LARGEST if before is None else before)
     way = "backward" if reverse else "forward"
-    if types is None:
-        found = cursor.execute(SQL[f"events_{way}"], (*bounds, limit))
-    else:
+    if types is not None:
         wanted = _encode(list(types)).decode()
-        found = cursor.execute(SQL[f"events_of_types_{way}"], (*bounds, wanted, limit))
-    for stored in found:
-        yield _event(row.id, stored)
+        for stored in cursor.execute(SQL[f"events_of_types_{way}"], (*bounds, wanted, limit)):
+            yield _event(row.id, stored)
+        return
+    tip = row.seq if type(row.seq) is int else LARGEST  # a damaged row says nothing of its end
+    last = min(bounds[2] - 1, tip)
+    due, step, left = (last, -1, limit) if reverse else (after + 1, 1, limit)
+    for stored in cursor.execute(SQL[f"events_{way}"], (*bounds, limit)):
+        event = _event(row.id, stored)
+        # What is beyond the end that the row names is shown: it is the row that is wrong.
+        if event.seq != due and not (reverse and event.seq > due == last):
+            raise gap(row, due)
+        yield event
+        due, left = event.seq + step, left - 1
+    if left and after < due <= last:
+        raise gap(row, due)
 
 
 def _event(session_id: str, stored: Any) -> Event:
     # Texts come as bytes: a damaged one is this event's failure, and the others stay readable.
     seq, kind, version, at, digest, data = stored
     try:
+        if type(seq) is not int or type(version) is not int:
+            raise TypeError("its number or version is no integer")
         return Event(
             session_id, seq, kind.decode(), version, at.decode(), _decode(data), digest.hex()
         )
@@ -161,6 +176,7 @@ def gap(row: SessionRow, seq: int) -> Corruption:
         "`holdfast verify`",
         session=row.id,
         seq=seq,
+        missing=True,
     )
 
 
