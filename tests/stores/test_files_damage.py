@@ -7,8 +7,9 @@ from contextlib import suppress
 import pytest
 import pytest_asyncio
 
-from holdfast.core.errors import Corruption, HoldfastError
+from holdfast.core.errors import Corruption, HoldfastError, LeaseLost
 from holdfast.core.payloads import slot
+from holdfast.stores.files.lines import seal
 from holdfast.stores.files.store import FilesSessionStore
 from holdfast.stores.port import InboxDraft
 from holdfast.stores.verify import verify
@@ -270,3 +271,53 @@ async def test_damage_in_one_session_leaves_the_others_alone(root, store, again)
     assert (await reader.load_state("s-2")).seq == 2
     assert {info.id for info in (await reader.list_sessions()).sessions} == {"s-1", "s-2"}
     assert json.loads(log_of(root, "s-2").read_bytes().splitlines()[-1])["after"] == 1
+
+
+OWNERS = ["../../o-1", "O-1", "o-1/x", "o-\x01", ""]
+
+
+@pytest.mark.parametrize("owner", OWNERS)
+async def test_a_lease_file_with_a_damaged_owner_means_that_nobody_holds_it(
+    root, store, again, owner
+):
+    driver = await ten_messages(store)
+    await drive(store, "s-2")
+    held = json.dumps({"owner": owner, "epoch": driver.lease.epoch, "taken": None})
+    (root / "runs/s-1/lease.json").write_text(held)
+    fresh = await again()
+    assert await fresh.lease_of("s-1") is None
+    assert {info.id for info in (await fresh.list_sessions()).sessions} == {"s-1", "s-2"}
+    assert (await verify(fresh, "s-1")).ok
+    with pytest.raises(LeaseLost):
+        await driver.say("the holder is fenced off")
+    assert (await fresh.acquire("s-1")).epoch > driver.lease.epoch
+
+
+@pytest.mark.parametrize("spoil", ["deep", "a folder"])
+async def test_a_run_json_that_cannot_be_read_costs_only_time(root, store, again, spoil):
+    driver = await ten_messages(store)
+    await store.release(driver.lease)
+    path = root / "runs/s-1/run.json"
+    if spoil == "deep":
+        path.write_bytes(b"[" * 100_000)
+    else:
+        path.unlink()
+        path.mkdir()
+    fresh = await again()
+    assert await fresh.load_state("s-1") == driver.state
+    assert [info.seq for info in (await fresh.list_sessions()).sessions] == [11]
+    assert (await verify(fresh, "s-1")).ok
+    lease = await fresh.acquire("s-1")
+    await fresh.append(lease, 11, [driver.message("later work goes on")])
+
+
+async def test_an_inbox_item_whose_content_is_no_value_is_named(root, store, again):
+    await ten_messages(store)
+    await drive(store, "s-2")
+    odd = {"at": "2030-01-02T03:04:05.000000Z", "key": "k", "kind": "message", "content": {"$v": 1}}
+    (root / "runs/s-1/inbox.jsonl").write_bytes(seal(odd))
+    fresh = await again()
+    with pytest.raises(Corruption, match="line 1 of the inbox"):
+        await fresh.list_inbox("s-1")
+    assert {info.id for info in (await fresh.list_sessions()).sessions} == {"s-1", "s-2"}
+    assert "inbox" in {problem.kind for problem in (await verify(fresh, "s-1")).problems}

@@ -26,6 +26,7 @@ from holdfast.core.payloads import Slot, from_record
 from holdfast.core.records import Record
 from holdfast.stores import rows
 from holdfast.stores.files import tip as tips
+from holdfast.stores.files.lease_file import UNREADABLE
 from holdfast.stores.files.session_files import SessionFiles
 from holdfast.stores.files.tip import Tip
 
@@ -88,7 +89,7 @@ def _done(files: SessionFiles) -> int:
     try:
         record = msgspec.json.decode(files.place.disk.read(files.run_path))
         found = tips.from_snapshot(files.log, record["snapshot"])
-    except (FileNotFoundError, msgspec.DecodeError, UnicodeDecodeError, KeyError, TypeError):
+    except (OSError, KeyError, TypeError, *UNREADABLE):
         return 0
     return 0 if found is None else found.state.seq
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from holdfast.blobs.disk import Disk
-from holdfast.core.errors import Corruption
+from holdfast.core.errors import Corruption, InvalidInput
 from holdfast.core.payloads import Slot, from_record, to_record
 from holdfast.core.records import Record
 from holdfast.stores.files.lines import has_hole, seal, unseal
@@ -89,5 +89,8 @@ def _item(session: str, record: Record) -> InboxItem:
     except (KeyError, msgspec.ValidationError) as error:
         raise Corruption(f"it is no inbox item: {error!r}") from error
     content = record.get("content")
-    slot = None if content is None else from_record(content)
+    try:
+        slot = None if content is None else from_record(content)
+    except InvalidInput as error:
+        raise Corruption(f"its content is no value: {error}") from error
     return InboxItem(session, key, kind, at, call_id, slot)

@@ -13,8 +13,13 @@ from pathlib import Path
 import msgspec
 
 from holdfast.blobs.disk import Disk
+from holdfast.core.errors import InvalidId
+from holdfast.core.ids import check_id
 from holdfast.stores.owner import Heartbeat
 from holdfast.stores.port import LeaseInfo
+
+UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""What reading damaged JSON raises."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +35,12 @@ class Holding:
 def read_holding(disk: Disk, path: Path) -> Holding:
     """Return who holds a session by its lease file."""
     try:
-        return msgspec.json.decode(disk.read(path), type=Holding)
-    except (FileNotFoundError, msgspec.DecodeError, UnicodeDecodeError):
+        holding = msgspec.json.decode(disk.read(path), type=Holding)
+        if holding.owner is not None:
+            check_id(holding.owner, "owner id")  # it leads to a file
+    except (FileNotFoundError, InvalidId, *UNREADABLE):
         return Holding()
+    return holding
 
 
 def holding_bytes(holding: Holding) -> bytes:
@@ -44,7 +52,7 @@ def read_heartbeat(disk: Disk, path: Path) -> Heartbeat | None:
     """Return an owner's last sign of life."""
     try:
         return msgspec.json.decode(disk.read(path), type=Heartbeat)
-    except (FileNotFoundError, msgspec.DecodeError, UnicodeDecodeError):
+    except (FileNotFoundError, *UNREADABLE):
         return None
 
 

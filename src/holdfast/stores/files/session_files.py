@@ -33,7 +33,13 @@ from holdfast.stores import rows
 from holdfast.stores.files import tip as tips
 from holdfast.stores.files.inbox_file import InboxFile
 from holdfast.stores.files.layout import Layout
-from holdfast.stores.files.lease_file import Holding, lease_info, read_heartbeat, read_holding
+from holdfast.stores.files.lease_file import (
+    UNREADABLE,
+    Holding,
+    lease_info,
+    read_heartbeat,
+    read_holding,
+)
 from holdfast.stores.files.locks import locked
 from holdfast.stores.files.log_file import LogFile
 from holdfast.stores.files.refs import Grants, Refs
@@ -278,8 +284,8 @@ class SessionFiles:
         try:
             record = msgspec.json.decode(self.place.disk.read(self.run_path))
             return tips.from_snapshot(self.log, record["snapshot"])
-        except (FileNotFoundError, msgspec.DecodeError, UnicodeDecodeError, KeyError, TypeError):
-            return None
+        except (OSError, KeyError, TypeError, *UNREADABLE):
+            return None  # whatever is wrong with it: the log is read from its start instead
 
 
 def write_failed(what: str, error: OSError) -> NothingWritten:
