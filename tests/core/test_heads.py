@@ -99,10 +99,10 @@ def test_every_part_of_a_head_takes_part_in_its_id(change):
 def test_two_histories_that_differ_in_one_value_have_different_heads():
     def head_of(text: str) -> str | None:
         state = extend(empty("s-1"), [facts.SessionStarted()], at=AT).state
-        message = facts.MessageAppended(
-            message=1, role="user", content=slot_of_bytes("text", text.encode(), "message")
+        briefing = facts.SessionCompacted(
+            message=1, content=slot_of_bytes("text", text.encode(), "message")
         )
-        return extend(state, [message], head=HeadDraft(kind="compaction"), at=AT).state.head
+        return extend(state, [briefing], head=HeadDraft(kind="compaction"), at=AT).state.head
 
     assert head_of("yes") == head_of("yes")
     assert head_of("yes") != head_of("yet")

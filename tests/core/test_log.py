@@ -34,6 +34,10 @@ def message(number: int, content: Slot) -> facts.MessageAppended:
     return facts.MessageAppended(message=number, role="user", content=content)
 
 
+def briefing(number: int) -> facts.SessionCompacted:
+    return facts.SessionCompacted(message=number, content=slot("so far", "message"))
+
+
 @given(choices)
 @settings(max_examples=60)
 def test_seqs_are_gap_free_and_every_digest_follows(picks):
@@ -167,20 +171,52 @@ def test_nothing_is_half_done_when_a_later_fact_is_refused():
 
 def test_a_head_is_refused_on_an_unexpected_basis():
     state = begin().state
-    first = extend(state, [], head=HeadDraft(kind="compaction", expected_basis=None), at=AT)
+    wrong = HeadDraft(kind="compaction", expected_basis=None)
+    first = extend(state, [briefing(1)], head=wrong, at=AT)
     assert first.head is not None
     with pytest.raises(HeadConflict) as caught:
-        extend(first.state, [], head=HeadDraft(kind="compaction", expected_basis=None), at=AT)
+        extend(first.state, [briefing(2)], head=wrong, at=AT)
     assert caught.value.details["current"] == first.head.id
     right = HeadDraft(kind="compaction", expected_basis=first.head.id)
-    second = extend(first.state, [], head=right, at=AT)
+    second = extend(first.state, [briefing(2)], head=right, at=AT)
     assert second.head is not None
     assert second.head.basis == first.head.id
 
 
+TURN_HEAD = HeadDraft(kind="turn_final", turn=1)
+COMPACT_HEAD = HeadDraft(kind="compaction")
+
+
+@pytest.mark.parametrize(
+    ("new", "head"),
+    [
+        ([], TURN_HEAD),
+        ([facts.TurnPut(turn=1, status="failed")], TURN_HEAD),
+        ([facts.TurnPut(turn=1, status="open")], TURN_HEAD),
+        ([facts.TurnPut(turn=1, status="final")], HeadDraft(kind="turn_final", turn=2)),
+        ([facts.TurnPut(turn=1, status="final")], HeadDraft(kind="turn_final")),
+        ([facts.TurnPut(turn=1, status="final")], COMPACT_HEAD),
+        ([facts.TurnPut(turn=1, status="final")], None),
+        ([facts.SessionCompacted(message=1, content=BIG)], None),
+        ([facts.SessionCompacted(message=1, content=BIG)], TURN_HEAD),
+        ([message(1, BIG)], COMPACT_HEAD),
+    ],
+    ids=str,
+)
+def test_a_head_is_published_with_a_final_turn_or_a_compaction_and_with_nothing_else(new, head):
+    with pytest.raises(InvalidInput, match="head"):
+        extend(running(), new, head=head, at=AT)
+
+
+def test_a_compaction_has_one_head():
+    state = extend(running(), [briefing(1)], head=COMPACT_HEAD, at=AT).state
+    with pytest.raises(InvalidInput, match=r"needs a session\.compacted"):
+        extend(state, [message(2, BIG)], head=COMPACT_HEAD, at=AT)
+
+
 def test_an_edge_of_the_same_append_leads_to_its_head():
     edge = EdgeDraft(type="derivation", from_session="s-0", to_session="s-1", from_head="h")
-    batch = extend(begin().state, [], head=HeadDraft(kind="compaction"), edges=[edge], at=AT)
+    batch = extend(begin().state, [briefing(1)], head=COMPACT_HEAD, edges=[edge], at=AT)
     assert batch.head is not None
     assert batch.events[-1].data["to_head"] == batch.head.id
     assert batch.state.derived

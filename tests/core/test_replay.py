@@ -4,7 +4,7 @@ import pytest
 
 from holdfast.core import facts, heads
 from holdfast.core.errors import Corruption, InvalidInput
-from holdfast.core.events import Event, event_digest
+from holdfast.core.events import Event, data_of, event_digest
 from holdfast.core.log import extend
 from holdfast.core.payloads import slot
 from holdfast.core.replay import replay
@@ -102,13 +102,21 @@ def test_a_log_that_makes_no_sense_is_named_by_its_first_bad_event(items):
 
 
 def test_a_head_of_another_history_is_found():
-    start = chained(START)[0]
-    forged = heads.publish(heads.HeadDraft(kind="compaction"), "s", None, 1, 1, "0" * 64)
-    from holdfast.core.events import data_of
+    briefing = facts.SessionCompacted(message=1, content=slot("so far", "message"))
+    compacted = ("session.compacted", 1, data_of(briefing))
+    forged = heads.publish(heads.HeadDraft(kind="compaction"), "s", None, 1, 2, "0" * 64)
+    with pytest.raises(Corruption, match="does not follow from the events"):
+        replay(empty("s"), chained(START, compacted, ("head.published", 1, data_of(forged))))
 
-    with pytest.raises(Corruption, match="does not follow"):
-        replay(empty("s"), chained(START, ("head.published", 1, data_of(forged))))
-    assert start.seq == 1
+
+@pytest.mark.parametrize("status", ["failed", "stopped", "interrupted"])
+def test_a_head_of_a_turn_that_is_not_final_is_found(status):
+    ended = ("turn.put", 1, {"turn": 1, "status": status})
+    events = chained(START, TURN, ended)
+    digest = events[-1].digest
+    head = heads.publish(heads.HeadDraft(kind="turn_final", turn=1), "s", None, 1, 3, digest)
+    with pytest.raises(Corruption, match="does not follow its final outcome"):
+        replay(empty("s"), chained(START, TURN, ended, ("head.published", 1, data_of(head))))
 
 
 def test_a_newer_event_is_kept_and_makes_the_session_read_only():

@@ -110,6 +110,7 @@ def draft(
         if isinstance(fact, _OWN):
             raise InvalidInput(f"{fact.TYPE} is written by the log itself: pass head= or edges=")
         state = _add(state, fact, at, events, slots)
+    _check_published(new, head)
     published = None
     if head is not None:
         published = _publish(state, head)
@@ -155,6 +156,37 @@ def _publish(state: State, draft: HeadDraft) -> HeadPublished:
     )
 
 
+def _check_published(new: Sequence[Fact], head: HeadDraft | None) -> None:
+    """Refuse an end of a turn or a compaction that does not bring its head along."""
+    for fact in new:
+        final = isinstance(fact, facts.TurnPut) and fact.status == "final"
+        if final or isinstance(fact, facts.SessionCompacted):
+            kind = "turn_final" if final else "compaction"
+            if head is None or head.kind != kind:
+                raise InvalidInput(
+                    f"{fact.TYPE} is published by a head of kind {kind!r} in the same append: pass "
+                    "it as head="
+                )
+
+
+def _check_head(state: State, fact: HeadPublished) -> None:
+    """Refuse a head at what is no boundary; a turn that failed or is open is none."""
+    if fact.kind == "turn_final":
+        ended = state.turn is None and state.last_turn == "final"
+        if not ended or fact.turn != state.counters.get("turn", 0):
+            raise InvalidInput(
+                f"a head of kind 'turn_final' for turn {fact.turn} does not follow its final "
+                f"outcome: the last turn of session {state.session!r} is "
+                f"{state.counters.get('turn', 0)}, "
+                f"{'open' if state.turn is not None else state.last_turn}"
+            )
+    elif state.compact_from is None or state.compact_from <= state.head_end:
+        raise InvalidInput(
+            f"a head of kind {fact.kind!r} needs a session.compacted since the last head of "
+            f"session {state.session!r}"
+        )
+
+
 def check_fact(state: State, fact: Fact) -> None:
     """Refuse a fact that does not follow from the state before it."""
     check_legal(state.status, fact.TYPE)
@@ -169,6 +201,8 @@ def check_fact(state: State, fact: Fact) -> None:
             )
     if isinstance(fact, _SETTLING):
         _check_open(state, fact)
+    if isinstance(fact, HeadPublished):
+        _check_head(state, fact)
     if type(fact) in _ABOUT_CALLS:
         _check_call(state, fact)
 

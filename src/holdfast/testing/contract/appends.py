@@ -170,14 +170,29 @@ class AppendContract(ContractPlace):
         first = await driver.turn("one")
         assert driver.state.head == first
         draft = HeadDraft(kind="compaction", expected_basis=None)
+        briefing = facts.SessionCompacted(
+            message=driver.state.next("message"), content=slot("so far", "message")
+        )
         with pytest.raises(HeadConflict) as caught:
-            await driver.append(driver.message("no"), head=draft)
+            await driver.append(briefing, head=draft)
         assert caught.value.details["current"] == first
-        done = await driver.append(head=replace(draft, expected_basis=first))
+        done = await driver.append(briefing, head=replace(draft, expected_basis=first))
         assert done.head is not None
         assert done.head.basis == first
         assert (await store.session_info("s-1")).head == done.head.id
         assert (await verify(store, "s-1")).head == done.head.id
+
+    async def test_a_turn_that_is_not_final_publishes_no_head(self, store: SessionStore) -> None:
+        driver = await drive(store)
+        await driver.play(start_turn(driver.state, "hi"))
+        draft, failed = HeadDraft(kind="turn_final", turn=1), facts.TurnPut(turn=1, status="failed")
+        for new in ([], [failed]):
+            with pytest.raises(InvalidInput, match="final outcome"):
+                await driver.append(*new, head=draft)
+        with pytest.raises(InvalidInput, match="in the same append"):
+            await driver.append(facts.TurnPut(turn=1, status="final"))
+        await driver.append(failed)
+        assert (driver.state.head, driver.state.last_turn) == (None, "failed")
 
     async def test_final_turn_head_and_lineage_are_one_batch(self, store: SessionStore) -> None:
         driver = await drive(store)

@@ -114,8 +114,9 @@ class PayloadContract(ContractPlace):
             await driver.say(nothing)
         with pytest.raises(InvalidRef):
             await driver.append(facts.VarsCheckpointed(vars=nothing))
+        briefing = facts.SessionCompacted(message=1, content=slot("so far", "message"))
         with pytest.raises(InvalidRef):
-            await driver.append(head=HeadDraft(kind="compaction", vars=nothing))
+            await driver.append(briefing, head=HeadDraft(kind="compaction", vars=nothing))
         with pytest.raises(InvalidRef):
             await store.create_session("s-2", facts.SessionStarted(settings=nothing))
         with pytest.raises(SessionNotFound):
