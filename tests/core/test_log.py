@@ -215,7 +215,7 @@ def test_a_compaction_has_one_head():
 
 
 def test_an_edge_of_the_same_append_leads_to_its_head():
-    edge = EdgeDraft(type="derivation", from_session="s-0", to_session="s-1", from_head="h")
+    edge = EdgeDraft(type="derivation", from_session="s-0", to_session="s-1")
     batch = extend(begin().state, [briefing(1)], head=COMPACT_HEAD, edges=[edge], at=AT)
     assert batch.head is not None
     assert batch.events[-1].data["to_head"] == batch.head.id

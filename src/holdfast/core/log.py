@@ -19,7 +19,7 @@ from holdfast.core.events import Event, stamp
 from holdfast.core.facts import Fact, HeadPublished
 from holdfast.core.fold import apply
 from holdfast.core.heads import EdgeDraft, HeadDraft
-from holdfast.core.ids import check_content_id, check_key
+from holdfast.core.ids import check_content_id, check_id, check_key
 from holdfast.core.payloads import (
     ENCODINGS,
     KINDS,
@@ -203,8 +203,31 @@ def check_fact(state: State, fact: Fact) -> None:
         _check_open(state, fact)
     if isinstance(fact, HeadPublished):
         _check_head(state, fact)
+    elif isinstance(fact, facts.SessionStarted):
+        _check_start(fact)
+    elif isinstance(fact, facts.LineageAdded):
+        _check_edge(fact)
     if type(fact) in _ABOUT_CALLS:
         _check_call(state, fact)
+
+
+def _check_start(fact: facts.SessionStarted) -> None:
+    """Refuse a session that no store could show or nobody could find the way back from."""
+    check_id(fact.tenant, "tenant")
+    check_id(fact.agent, "agent name")
+    for relation in (fact.parent, fact.origin):
+        if isinstance(relation, dict) and "session" in relation:
+            check_id(relation["session"])
+
+
+def _check_edge(fact: facts.LineageAdded) -> None:
+    check_id(fact.from_session)
+    check_id(fact.to_session)
+    for head in (fact.from_head, fact.to_head):
+        if head is not None:
+            check_content_id(head)
+    if fact.call_id is not None:
+        check_key(fact.call_id, "call id")
 
 
 def _check_call(state: State, fact: Any) -> None:

@@ -15,7 +15,6 @@ from holdfast.core.errors import Corruption, HoldfastError, InvalidInput
 from holdfast.core.events import Event, check_digest
 from holdfast.core.facts import Fact, HeadPublished, LineageAdded, SessionStarted
 from holdfast.core.fold import apply
-from holdfast.core.ids import check_id
 from holdfast.core.log import check_fact
 from holdfast.core.payloads import walk
 from holdfast.core.state import State
@@ -57,8 +56,6 @@ def step_meaning(state: State, event: Event) -> State:
 def _check(state: State, fact: Fact, event: Event) -> None:
     if (event.seq == 1) != isinstance(fact, SessionStarted):
         raise InvalidInput("a log begins with session.started and has it once")
-    if isinstance(fact, SessionStarted):
-        check_id(fact.tenant, "tenant")
     check_fact(state, fact)
     if isinstance(fact, HeadPublished | LineageAdded) and heads.content_id(fact) != fact.id:
         raise InvalidInput(f"its id {fact.id} is not that of its content")

@@ -198,7 +198,7 @@ class AppendContract(ContractPlace):
         driver = await drive(store)
         await driver.play(start_turn(driver.state, "hi"))
         move = finish_turn(driver.state, BIG)
-        edge = EdgeDraft(type="derivation", from_session="s-0", to_session="s-1", from_head="h")
+        edge = EdgeDraft(type="derivation", from_session="s-0", to_session="s-1")
         done = await driver.append(
             *move.facts, head=move.head, edges=[edge], payloads=move.payloads
         )

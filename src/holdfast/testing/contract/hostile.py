@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 
 from holdfast.core import facts
 from holdfast.core.errors import InvalidId, InvalidInput, InvalidRecord, InvalidRef
+from holdfast.core.heads import EdgeDraft
 from holdfast.core.payloads import slot, slot_of_bytes
 from holdfast.stores.port import InboxDraft, Lease, SessionStore, Transient
 from holdfast.stores.verify import verify
@@ -58,6 +60,11 @@ HOSTILE_IDS: tuple[Any, ...] = (
     ["s-1"],
 )
 """What no entry point may accept as an id."""
+
+
+EDGE = EdgeDraft(
+    type="invocation", from_session="s-0", to_session="s-1", to_head="sha256:" + "5" * 64
+)
 
 
 class HostileContract(ContractPlace):
@@ -112,7 +119,19 @@ class HostileContract(ContractPlace):
                 await store.create_session("s-2", facts.SessionStarted(), adopt_from=hostile)
             with pytest.raises(InvalidId):
                 await driver.append(driver.message("x"), adopt_from=hostile)
+            elsewhere = {"session": hostile}
+            for started in (
+                facts.SessionStarted(agent=hostile),
+                facts.SessionStarted(parent=elsewhere),
+                facts.SessionStarted(origin=elsewhere),
+            ):
+                with pytest.raises(InvalidInput):
+                    await store.create_session("s-2", started)
+            for named in ("from_session", "to_session", "from_head", "to_head"):
+                with pytest.raises(InvalidInput):
+                    await driver.append(edges=[replace(EDGE, **{named: hostile})])
         assert (await store.load_state("s-1")).seq == 1
+        assert len((await store.list_sessions()).sessions) == 1
 
     @pytest.mark.parametrize("hostile", ["", "a b", "a\0", "é", "k\n", "x" * 201, None, 7])
     async def test_hostile_keys_are_refused(self, store: SessionStore, hostile: Any) -> None:
