@@ -15,6 +15,7 @@ import os
 import secrets
 import sys
 from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from holdfast.core.errors import (
     InvalidId,
     InvalidInput,
     InvalidRef,
+    NothingWritten,
     PayloadNotFound,
     StoreNewer,
 )
@@ -51,6 +53,8 @@ async def export_sessions(store: SessionStore, session_ids: Sequence[str], path:
     session_ids = list(dict.fromkeys(session_ids))  # naming one twice is no reason to hold it twice
     for session_id in session_ids:
         await store.session_info(check_id(session_id))
+    if "\0" in str(path) or await asyncio.to_thread(path.is_dir):
+        raise InvalidInput(f"{str(path)!r} is a folder or no path; name a file to export to")
     part = path.with_name(f"{path.name}.{secrets.token_hex(4)}.part")
     digest = hashlib.sha256()
     events = 0
@@ -71,8 +75,14 @@ async def export_sessions(store: SessionStore, session_ids: Sequence[str], path:
                     await asyncio.to_thread(write, out, record, data)
             out.write(canonical({"end": "sha256:" + digest.hexdigest()}) + b"\n")
         await asyncio.to_thread(_settle, part, path)
+    except OSError as error:
+        raise NothingWritten(
+            f"the export to {str(path)!r} failed: {error}; name a file in a folder that can be "
+            "written to, with room on its disk"
+        ) from error
     finally:
-        part.unlink(missing_ok=True)
+        with suppress(OSError):
+            part.unlink(missing_ok=True)
     return events
 
 
@@ -200,6 +210,10 @@ def _records(path: Path) -> Iterator[Any]:
                 digest.update(line)
     except FileNotFoundError:
         raise InvalidInput(f"there is no export at {str(path)!r}") from None
+    except OSError as error:
+        raise InvalidInput(
+            f"{str(path)!r} cannot be read: {error}; name a file that an export made"
+        ) from error
     except (zstd.ZstdError, EOFError, ValueError) as error:
         raise Corruption(f"{str(path)!r} is damaged or no export: {error}") from error
     if not ended:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,18 +15,25 @@ from holdfast.core.errors import (
     ImportConflict,
     InvalidInput,
     LeaseHeld,
+    NothingWritten,
     PayloadNotFound,
     ReadOnlySession,
     SessionDeleted,
     SessionNotFound,
 )
 from holdfast.core.payloads import manifest, slot
+from holdfast.core.records import canonical, digest_id
 from holdfast.stores.port import SessionStore
 from holdfast.stores.portable import export_sessions, import_sessions
 from holdfast.stores.verify import verify
 from holdfast.testing.contract.place import ContractPlace, Place
 from holdfast.testing.driver import Driver, all_events, drive, view
 from holdfast.testing.histories import start_turn
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
 
 BIG = slot("b" * 100_000, "message")
 
@@ -294,3 +302,52 @@ class CopyContract(ContractPlace):
         with pytest.raises(SessionNotFound):
             await export_sessions(store, ["s-9"], tmp_path / "export")
         assert not (tmp_path / "export").exists()
+
+    async def test_a_place_that_cannot_hold_an_export_is_named(
+        self, store: SessionStore, tmp_path: Path
+    ) -> None:
+        await drive(store)
+        (tmp_path / "folder").mkdir()
+        places = [tmp_path / "folder", tmp_path / "missing" / "export", tmp_path / "a\0b"]
+        before = _names(tmp_path)
+        for place in places:
+            with pytest.raises((InvalidInput, NothingWritten), match="name a file"):
+                await export_sessions(store, ["s-1"], place)
+            with pytest.raises((InvalidInput, Corruption)):
+                await import_sessions(store, place)
+        assert _names(tmp_path) == before
+
+    async def test_an_export_that_was_forged_is_refused_whole(
+        self, place: Place, store: SessionStore, tmp_path: Path
+    ) -> None:
+        driver = await drive(store)
+        await driver.say("the truth")
+        await driver.turn("and more")
+        file = tmp_path / "export"
+        await export_sessions(store, ["s-1"], file)
+        (header, *lines, _) = zstd.decompress(file.read_bytes()).splitlines(keepends=True)
+        copy = await place.beside("copy").open()
+        later = header.replace(b'"at":"20', b'"at":"21')
+        forgeries = {
+            "an event": [header, *(line.replace(b"truth", b"false") for line in lines)],
+            "a lost event": [header, *lines[:2], *lines[3:]],
+            "events in another order": [header, *lines[:2], lines[3], lines[2], *lines[4:]],
+            "the wrong session": [header, lines[0].replace(b"s-1", b"s-2"), *lines[1:]],
+        }
+        for what, forged in forgeries.items():
+            end = canonical({"end": digest_id(b"".join(forged))}) + b"\n"
+            file.write_bytes(zstd.compress(b"".join(forged) + end))
+            with pytest.raises(Corruption):
+                await import_sessions(copy, file)
+            assert (await copy.list_sessions()).sessions == (), what
+        # Nothing but the closing digest covers the header.
+        end = canonical({"end": digest_id(b"".join([header, *lines]))}) + b"\n"
+        file.write_bytes(zstd.compress(b"".join([later, *lines]) + end))
+        with pytest.raises(Corruption, match="closing digest"):
+            await import_sessions(copy, file)
+        assert (await copy.list_sessions()).sessions == ()
+        await copy.close()
+
+
+def _names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
