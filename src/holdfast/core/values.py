@@ -156,14 +156,15 @@ def _ordered(items: set[Any] | frozenset[Any], path: str, exact: bool) -> list[A
     return sorted(plain, key=_dump)
 
 
-def _zone(zone: Any, path: str) -> Any:
+def _zone(zone: Any, path: str, exact: bool) -> Any:
     if zone is None:
         return None
     if type(zone) is timezone:
         offset = zone.utcoffset(None)
         name = zone.tzname(None)
         microseconds = offset // timedelta(microseconds=1)
-        return ["offset", microseconds, None if name == timezone(offset).tzname(None) else name]
+        given = None if name == timezone(offset).tzname(None) else name
+        return ["offset", microseconds, _plain(given, path, exact)]
     if type(zone) is ZoneInfo and zone.key:
         return ["zone", zone.key]
     raise UnsupportedValue(f"{path} has a time zone of type {type(zone)!r}; use ZoneInfo or UTC")
@@ -194,10 +195,10 @@ _WRITERS: dict[type, Callable[[Any, str, bool], Any]] = {
     UUID: lambda v, path, exact: {"$uuid": str(v)},
     date: lambda v, path, exact: {"$date": v.isoformat()},
     time: lambda v, path, exact: {
-        "$time": [v.replace(tzinfo=None).isoformat(), v.fold, _zone(v.tzinfo, path)]
+        "$time": [v.replace(tzinfo=None).isoformat(), v.fold, _zone(v.tzinfo, path, exact)]
     },
     datetime: lambda v, path, exact: {
-        "$datetime": [v.replace(tzinfo=None).isoformat(), v.fold, _zone(v.tzinfo, path)]
+        "$datetime": [v.replace(tzinfo=None).isoformat(), v.fold, _zone(v.tzinfo, path, exact)]
     },
     timedelta: lambda v, path, exact: {"$timedelta": [v.days, v.seconds, v.microseconds]},
 }
