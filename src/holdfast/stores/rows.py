@@ -31,7 +31,7 @@ from holdfast.core.errors import (
     SettingsConflict,
 )
 from holdfast.core.events import Event
-from holdfast.core.ids import check_key, friendly_name
+from holdfast.core.ids import check_id, check_key, friendly_name
 from holdfast.core.payloads import (
     ENCODINGS,
     KINDS,
@@ -62,14 +62,39 @@ LARGEST = 2**62
 """No position or count is larger; sums of two still fit into 64 bits."""
 
 
-def check_page(after: int, before: int | None, limit: int) -> None:
-    """Refuse bounds that no page has."""
+def check_page(
+    after: int, before: int | None, limit: int, types: Sequence[str] | None = None
+) -> None:
+    """Refuse bounds that no page has, and types that no event has."""
+    if isinstance(types, str):
+        raise InvalidInput(f"{types!r} is one type; pass a list of them")
+    check_texts("type of event", *(types or ()))
     end = 1 if before is None else before
     if not (0 <= after <= LARGEST and 1 <= end <= LARGEST and 1 <= limit <= LARGEST):
         raise InvalidInput(
             f"no page is after {after}, before {before} with limit {limit}; bounds are exclusive, "
             "start at 0, the limit is at least 1 and none is beyond 2**62"
         )
+
+
+def check_filter(where: SessionFilter | None) -> None:
+    """Refuse a filter that names what no session can have."""
+    if where is None:
+        return
+    for name, what in (("tenant", "tenant"), ("agent", "agent name"), ("parent", "session id")):
+        if (value := getattr(where, name)) is not None:
+            check_id(value, what)
+    check_texts("filter", where.status, where.kind, *(where.label or ()))
+
+
+def check_texts(what: str, *texts: str | None) -> None:
+    """Refuse what is no text that a store can hold."""
+    for text in texts:
+        try:
+            if text is not None:
+                text.encode()
+        except (AttributeError, UnicodeEncodeError):
+            raise InvalidInput(f"{ascii(text)[:80]} is no text that a {what} can name") from None
 
 
 def write_cursor(order: int) -> str:
@@ -81,6 +106,7 @@ def read_cursor(cursor: str | None) -> int:
     """Return the order number below which a listing continues."""
     if cursor is None:
         return LARGEST
+    check_texts("cursor", cursor)
     try:
         text = base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)).decode()
         order = int(text[1:])

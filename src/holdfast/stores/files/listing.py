@@ -115,5 +115,6 @@ def _write_cursor(order: int, info: SessionInfo) -> str:
 def _read_cursor(cursor: str | None) -> tuple[int, str]:
     if cursor is None:
         return rows.read_cursor(None), ""
+    rows.check_texts("cursor", cursor)
     place, _, name = cursor.partition(".")
     return rows.read_cursor(place), name

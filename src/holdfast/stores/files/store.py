@@ -175,7 +175,7 @@ class FilesSessionStore:
         types: Sequence[str] | None = None,
     ) -> list[Event]:
         """Return a page of events."""
-        rows.check_page(after, before, limit)
+        rows.check_page(after, before, limit, types)
         return await self._read(
             session_id, lambda files: files.page(after, before, limit, reverse, types)
         )
@@ -193,6 +193,7 @@ class FilesSessionStore:
     ) -> SessionPage:
         """Return one page of sessions, newest created first."""
         rows.check_page(0, None, limit)
+        rows.check_filter(where)
         self._owner.check_process()
         return await self._threads.read(
             "the list of sessions", lambda: self._listing.page(where, limit, cursor, self._files)

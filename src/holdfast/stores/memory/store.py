@@ -183,7 +183,7 @@ class MemorySessionStore:
         types: Sequence[str] | None = None,
     ) -> list[Event]:
         """Return a page of events."""
-        rows.check_page(after, before, limit)
+        rows.check_page(after, before, limit, types)
         with self._locked():
             events = self.bank.log(session_id).events
             stop = len(events) if before is None else min(before - 1, len(events))
@@ -208,6 +208,7 @@ class MemorySessionStore:
     ) -> SessionPage:
         """Return one page of sessions, newest created first."""
         rows.check_page(0, None, limit)
+        rows.check_filter(where)
         below = rows.read_cursor(cursor)
         with self._locked():
             logs = sorted(self.bank.logs.values(), key=lambda log: -log.order)

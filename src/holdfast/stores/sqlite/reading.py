@@ -82,7 +82,7 @@ class SqliteReading:
     ) -> list[Event]:
         """Return a page of events."""
         self._check(session_id)
-        rows.check_page(after, before, limit)
+        rows.check_page(after, before, limit, types)
 
         def read(cursor: apsw.Cursor) -> list[Event]:
             row = sessions.find(cursor, session_id)
@@ -116,6 +116,7 @@ class SqliteReading:
         """Return one page of sessions, newest created first."""
         self._owner.check_process()
         rows.check_page(0, None, limit)
+        rows.check_filter(where)
         below = rows.read_cursor(cursor)
         wanted = where or SessionFilter()
 

@@ -12,7 +12,7 @@ from holdfast.core import facts
 from holdfast.core.errors import InvalidId, InvalidInput, InvalidRecord, InvalidRef
 from holdfast.core.heads import EdgeDraft
 from holdfast.core.payloads import slot, slot_of_bytes
-from holdfast.stores.port import InboxDraft, Lease, SessionStore, Transient
+from holdfast.stores.port import InboxDraft, Lease, SessionFilter, SessionStore, Transient
 from holdfast.stores.verify import verify
 from holdfast.testing.contract.place import ContractPlace, Place
 from holdfast.testing.driver import drive
@@ -132,6 +132,39 @@ class HostileContract(ContractPlace):
                     await driver.append(edges=[replace(EDGE, **{named: hostile})])
         assert (await store.load_state("s-1")).seq == 1
         assert len((await store.list_sessions()).sessions) == 1
+
+    @pytest.mark.parametrize("hostile", HOSTILE_IDS, ids=lambda item: ascii(item)[:24])
+    async def test_a_listing_by_a_hostile_id_is_refused(
+        self, store: SessionStore, hostile: Any
+    ) -> None:
+        await drive(store)
+        if hostile is not None:
+            for where in (
+                SessionFilter(tenant=hostile),
+                SessionFilter(agent=hostile),
+                SessionFilter(parent=hostile),
+            ):
+                with pytest.raises(InvalidId):
+                    await store.list_sessions(where)
+            with pytest.raises(InvalidInput):
+                await store.list_sessions(cursor=hostile)
+
+    @pytest.mark.parametrize("odd", ["\ud800", 7, b"idle"], ids=ascii)
+    async def test_what_is_no_text_is_refused_in_filters_and_types(
+        self, store: SessionStore, odd: Any
+    ) -> None:
+        await drive(store)
+        for where in (
+            SessionFilter(status=odd),
+            SessionFilter(kind=odd),
+            SessionFilter(label=(odd, "x")),
+            SessionFilter(label=("x", odd)),
+        ):
+            with pytest.raises(InvalidInput):
+                await store.list_sessions(where)
+        for types in ([odd], ["turn.started", odd], "turn.started"):
+            with pytest.raises(InvalidInput):
+                await store.read_events("s-1", types=types)
 
     @pytest.mark.parametrize("hostile", ["", "a b", "a\0", "é", "k\n", "x" * 201, None, 7])
     async def test_hostile_keys_are_refused(self, store: SessionStore, hostile: Any) -> None:
