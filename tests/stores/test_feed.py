@@ -6,7 +6,8 @@ import pytest
 
 from holdfast.core.errors import NothingWritten
 from holdfast.core.events import Event
-from holdfast.stores.feed import Feed
+from holdfast.stores.feed import HINT_ITEMS, Feed
+from holdfast.stores.port import Gap, Hint
 
 WAIT = 10.0
 FIRST = Event("s", 1, "session.started", 1, "2026-01-02T03:04:05.000006Z", {}, "0" * 64)
@@ -29,6 +30,20 @@ async def test_a_cancelled_read_is_made_again() -> None:
             await task
         slow = False
         assert await asyncio.wait_for(anext(live), WAIT) == FIRST
+
+
+async def test_hints_that_were_dropped_leave_one_marker_and_the_newest() -> None:
+    async def read(session_id: str, *, after: int, limit: int) -> list[Event]:
+        return []
+
+    feed = Feed(read)
+    async with feed.subscribe_all() as hints:
+        for number in range(HINT_ITEMS + 3):
+            feed.wake(f"s-{number}", 1)
+            feed.wake(f"s-{number}", 2)
+        heard = [await asyncio.wait_for(anext(hints), WAIT) for _ in range(HINT_ITEMS + 1)]
+        assert heard[0] == Gap("", 0)
+        assert heard[1:] == [Hint(f"s-{number}", 2) for number in range(3, HINT_ITEMS + 3)]
 
 
 async def test_a_failed_read_is_made_again() -> None:

@@ -16,8 +16,9 @@ from holdfast.core.errors import (
     StoreNewer,
     StoreUnsafe,
 )
+from holdfast.core.fold import FOLD_VERSION
 from holdfast.core.payloads import slot
-from holdfast.stores import place
+from holdfast.stores import place, snapshots
 from holdfast.stores.port import InboxDraft
 from holdfast.stores.portable import export_sessions, import_sessions
 from holdfast.stores.sqlite import database
@@ -208,6 +209,24 @@ async def test_a_spoiled_snapshot_changes_nothing(tmp_path, spoil):
     connection = connect(tmp_path)
     assert connection.execute("SELECT seq FROM snapshots").get == 128
     connection.execute(SPOILS[spoil])
+    connection.close()
+    store = await SqliteSessionStore.open(tmp_path)
+    assert await store.load_state("talk") == state
+    await store.close()
+
+
+async def test_a_snapshot_of_another_fold_is_not_believed(tmp_path, monkeypatch):
+    state = await store_of(tmp_path, events=150)
+    connection = connect(tmp_path)
+    with monkeypatch.context() as older:
+        # What an older release would have made of the same events, sealed as it should be.
+        older.setattr(snapshots, "FOLD_VERSION", FOLD_VERSION + 1)
+        digest = connection.execute("SELECT digest FROM events WHERE seq = 128").get.hex()
+        wrong = snapshots.take(replace(state, seq=128, digest=digest, last_turn="failed"))
+    connection.execute(
+        "UPDATE snapshots SET fold = ?, checksum = ?, body = ?",
+        (wrong.fold, bytes.fromhex(wrong.checksum), wrong.body),
+    )
     connection.close()
     store = await SqliteSessionStore.open(tmp_path)
     assert await store.load_state("talk") == state

@@ -221,6 +221,10 @@ class AppendContract(ContractPlace):
         await driver.append(driver.message("yes"), consumes=["k-1"])
         with pytest.raises(InboxConsumed, match="k-1"):
             await driver.append(driver.message("no"), consumes=["k-2", "k-1"])
+        with pytest.raises(InboxConsumed, match="k-1"):
+            await driver.append(driver.message("no"), consumes=["k-1"])
+        with pytest.raises(InboxItemNotFound, match="k-9"):
+            await driver.append(driver.message("no"), consumes=["k-9"])
         assert [item.key for item in await store.list_inbox("s-1")] == ["k-2"]
         consumed = (await store.list_inbox("s-1", pending=False))[0]
         assert (consumed.key, consumed.consumed_seq) == ("k-1", 2)
