@@ -1,11 +1,13 @@
 """Verify compares what a store keeps beside the log with what the log says."""
 
+from contextlib import suppress
 from pathlib import Path
 
 import apsw
 import pytest
 
 from holdfast.core import facts
+from holdfast.core.errors import HoldfastError
 from holdfast.core.heads import HeadDraft
 from holdfast.core.payloads import slot
 from holdfast.core.records import canonical, parse
@@ -60,6 +62,13 @@ async def filled(path: Path) -> None:
         ("UPDATE sessions SET labels = '{'", "state"),
         ("UPDATE events SET data = replace(data, ':900', ':901') WHERE seq = 4", "payload"),
         ("UPDATE inbox SET content = replace(content, ':900', ':901')", "payload"),
+        # One flipped bit in the head of a row makes another type of a value.
+        ("UPDATE sessions SET seq = 'abc'", "state"),
+        ("UPDATE sessions SET digest = hex(digest)", "state"),
+        ("UPDATE payloads SET data = CAST(data AS TEXT)", "payload"),
+        ("UPDATE inbox SET content = 'abc'", "inbox"),
+        ("UPDATE inbox SET consumed_seq = 'abc'", "inbox"),
+        ("INSERT INTO erasures SELECT key, 'abc', 'at', 'rule' FROM sessions", "erased"),
     ],
 )
 async def test_a_changed_row_is_found(tmp_path: Path, statement: str, kind: str) -> None:
@@ -70,6 +79,9 @@ async def test_a_changed_row_is_found(tmp_path: Path, statement: str, kind: str)
     database.close()
     store = await SqliteSessionStore.open(tmp_path)
     report = await verify(store, "a")
+    for read in (store.load_state, store.read_events, store.list_inbox, store.erased):
+        with suppress(HoldfastError):  # and with nothing else
+            await read("a")
     await store.close()
     assert not report.ok
     assert kind == "" or kind in {problem.kind for problem in report.problems}

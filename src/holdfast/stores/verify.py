@@ -70,9 +70,10 @@ def _is_expiry(rule: str) -> bool:
 async def _last(store: SessionStore, session_id: str) -> int:
     """Return where the listing says that a log ends; one that cannot be read is found later on."""
     try:
-        return (await store.session_info(session_id)).seq
+        last = (await store.session_info(session_id)).seq
     except (Corruption, StoreFailed):
         return 0
+    return last if type(last) is int else 0
 
 
 async def _events(

@@ -153,7 +153,7 @@ class States:
         known = self._known.get(row.id)
         if known is not None:
             state = known[1]
-            if state.seq == row.seq and state.digest == row.digest.hex():
+            if _is_at(state, row):
                 return state
         state = _restore(cursor, row) or empty(row.id)
         for event in read(cursor, row, after=state.seq):
@@ -161,12 +161,17 @@ class States:
                 raise gap(row, state.seq + 1)
             check_digest(state.digest, event)
             state = apply(state, event)
-        if state.seq != row.seq or state.digest != row.digest.hex():
+        if not _is_at(state, row):
             raise gap(row, state.seq + 1)
         known = self._known.get(row.id)
         if known is None or known[1].seq <= state.seq:
             self.remember(row, state)  # a reader may be behind the writer; the newer state stays
         return state
+
+
+def _is_at(state: State, row: SessionRow) -> bool:
+    """Tell whether a state stands where its session's row says, whatever a damaged one says."""
+    return state.seq == row.seq and bytes.fromhex(state.digest) == row.digest
 
 
 def gap(row: SessionRow, seq: int) -> Corruption:

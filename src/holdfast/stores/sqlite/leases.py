@@ -10,6 +10,7 @@ from typing import Any
 import apsw
 import msgspec
 
+from holdfast.core.errors import Corruption, InvalidInput
 from holdfast.core.events import now
 from holdfast.core.payloads import Slot, from_record, to_record
 from holdfast.stores import rows
@@ -129,5 +130,15 @@ def waiting(cursor: apsw.Cursor, row: SessionRow) -> int:
 
 def _item(session_id: str, found: Any) -> InboxItem:
     key, kind, at, call_id, content, consumed = found
-    held: Slot | None = None if content is None else from_record(msgspec.json.decode(content))
+    try:
+        held: Slot | None = None if content is None else from_record(msgspec.json.decode(content))
+        if consumed is not None and type(consumed) is not int:
+            raise TypeError(f"it was consumed by {consumed!r}")
+    except (msgspec.MsgspecError, InvalidInput, TypeError) as error:
+        raise Corruption(
+            f"inbox item {key!r} of session {session_id!r} is damaged: {error}; run `holdfast "
+            "verify`",
+            session=session_id,
+            key=key,
+        ) from error
     return InboxItem(session_id, key, kind, at, call_id, held, consumed)

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import apsw
 
 from holdfast.blobs.port import BlobStore
-from holdfast.core.errors import HoldfastError
+from holdfast.core.errors import Corruption, HoldfastError
 from holdfast.core.log import Batch
 from holdfast.core.payloads import Reach, Slot, check_bytes, check_size
 from holdfast.core.state import State
@@ -46,6 +46,11 @@ def raw(payload_id: str) -> bytes:
 
 def named(digest: bytes) -> str:
     """Return the content id of its bytes."""
+    if type(digest) is not bytes:
+        raise Corruption(
+            f"a payload is named by {digest!r}, which is no digest: the row is damaged; run "
+            "`holdfast verify` and restore its session from an export"
+        )
     return "sha256:" + digest.hex()
 
 
@@ -241,7 +246,14 @@ def data_of(
         data = cursor.execute(SQL["payload_data"], (found.key,)).get
     if data is None:
         raise rows.missing_error(row.id, payload_id)
-    return bytes(data)
+    if type(data) is not bytes:
+        raise Corruption(
+            f"payload {payload_id!r} of session {row.id!r} is stored as {type(data).__name__}: the "
+            "row is damaged; restore it from an export",
+            payload=payload_id,
+            session=row.id,
+        )
+    return data
 
 
 def closure(
