@@ -86,3 +86,11 @@ async def test_a_place_with_a_store_of_another_kind_is_refused(tmp_path, kind, o
     with pytest.raises(StoreUnsafe, match=f"of kind '{kind}'"):
         await open_store(f"{other}:{place}", create=False)
     assert store_url(place)[0] == f"{kind}:{place}"
+
+
+@pytest.mark.parametrize("text", ["", "a\0b", "files:a\0b"])
+async def test_what_is_no_path_is_refused_and_makes_nothing(tmp_path, monkeypatch, text):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InvalidInput, match="names no place"):
+        await open_store(text)
+    assert not any(tmp_path.iterdir())

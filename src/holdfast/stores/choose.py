@@ -80,6 +80,10 @@ async def open_store(
 
 
 def _as_url(text: str) -> str:
+    if not text or "\0" in text:
+        raise InvalidInput(
+            f"{text!r} names no place; write a path, or one of {', '.join(KINDS)}:PATH"
+        )
     kind, colon, place = text.partition(":")
     if colon and kind in KINDS:
         if kind != "memory" and not place:
