@@ -84,6 +84,27 @@ def test_a_call_has_one_id_and_one_outcome():
         extend(state, [call("two words")], at=AT)
 
 
+def _called(**words):
+    asked = {"executor": "server", "effect": "once"} | words
+    return facts.CallRequested(call_id="c", name="n", arguments=slot(1, "answer"), **asked)
+
+
+@pytest.mark.parametrize(
+    "fact",
+    [
+        facts.TurnPut(turn=1, status="banana"),
+        facts.MessageAppended(message=1, role="wizard", content=slot("x", "message")),
+        facts.InputAdmitted(key="k", kind="party"),
+        _called(executor="martian"),
+        _called(effect="whatever"),
+    ],
+    ids=lambda fact: fact.TYPE,
+)
+def test_a_word_that_no_reader_knows_is_refused(fact):
+    with pytest.raises(InvalidInput, match=fact.TYPE):
+        extend(running(), [fact], at=AT)
+
+
 def test_an_append_of_nothing_is_refused():
     with pytest.raises(InvalidInput, match="at least one event"):
         extend(begin().state, [], at=AT)

@@ -17,7 +17,7 @@ from functools import lru_cache, reduce
 from itertools import compress
 from operator import attrgetter, ne, or_
 from types import UnionType
-from typing import Annotated, Any, NamedTuple, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -353,7 +353,7 @@ def _make_plan(cls: type[Fact]) -> _Plan:
             cls.__name__,
             [(name, _bounded(hint), msgspec.field(default=None)) for name, hint, _ in plain],
         ),
-        nested=tuple(name for name, hint, _ in plain if not _SCALARS.issuperset(_options(hint))),
+        nested=tuple(name for name, hint, _ in plain if not all(map(_is_scalar, _options(hint)))),
     )
     return plan
 
@@ -366,6 +366,10 @@ def _reader(names: Sequence[str]) -> Callable[[Fact], tuple[Any, ...]]:
 
 _SCALARS = frozenset({str, int, bool, type(None)})
 _INTEGER = Annotated[int, msgspec.Meta(ge=-MAX_INTEGER, le=MAX_INTEGER)]
+
+
+def _is_scalar(option: Any) -> bool:
+    return option in _SCALARS or get_origin(option) is Literal
 
 
 def _bounded(hint: Any) -> Any:

@@ -9,12 +9,28 @@ else does, with an upcast in `holdfast.core.events`.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from holdfast.core.payloads import Slot
 
 Usage = dict[str, int | None]
 """Token counts by name; None is unknown, which is not zero."""
+
+# Closed vocabularies: a fact with another word is refused, written or read.
+SessionKind = Literal["root", "child", "fork", "run"]
+InputKind = Literal["message", "answer", "expiry", "stop", "budget", "child_ended"]
+TurnStatus = Literal[
+    "open", "interrupted", "final", "failed", "timed_out", "budget_exceeded", "stopped"
+]
+StepStatus = Literal["replied", "failed", "unknown"]
+Role = Literal["user", "assistant", "observation"]
+EvalStatus = Literal["ok", "error", "final", "limit", "diverged", "died", "unknown"]
+LeafStatus = Literal["ok", "error", "unknown"]  # unknown: broken off, to be asked again
+Executor = Literal["server", "client", "human"]
+Effect = Literal["pure", "idempotent", "once"]
+Outcome = Literal["ok", "error", "denied", "expired", "cancelled", "unknown"]
+HeadKind = Literal["turn_final", "compaction"]
+EdgeType = Literal["invocation", "derivation"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +47,7 @@ class SessionStarted(Fact):
 
     TYPE: ClassVar[str] = "session.started"
     tenant: str = "default"
-    kind: str = "root"  # root, child, fork, run
+    kind: SessionKind = "root"
     agent: str = "default"
     agent_version: str = "1"
     settings: Slot | None = None
@@ -104,7 +120,7 @@ class InputAdmitted(Fact):
 
     TYPE: ClassVar[str] = "input.admitted"
     key: str
-    kind: str  # message, answer, expiry, stop, budget, child_ended
+    kind: InputKind
     call_id: str | None = None
     content: Slot | None = None
     sent_at: str | None = None
@@ -126,7 +142,7 @@ class TurnPut(Fact):
 
     TYPE: ClassVar[str] = "turn.put"
     turn: int
-    status: str  # open, interrupted; final, failed, timed_out, budget_exceeded, stopped
+    status: TurnStatus
     steps: int = 0
     final: Slot | None = None
     error: Slot | None = None
@@ -156,7 +172,7 @@ class StepPut(Fact):
     TYPE: ClassVar[str] = "step.put"
     step: int
     turn: int
-    status: str  # replied, failed, unknown
+    status: StepStatus
     model: str | None = None
     usage: Usage | None = None
     cost_usd: str | None = None
@@ -173,7 +189,7 @@ class MessageAppended(Fact):
 
     TYPE: ClassVar[str] = "message.appended"
     message: int
-    role: str  # user, assistant, observation
+    role: Role
     content: Slot
     turn: int | None = None
     step: int | None = None
@@ -189,7 +205,7 @@ class EvalAdded(Fact):
     step: int
     index: int  # position of the cell in its reply
     code: Slot
-    status: str  # ok, error, final, limit, diverged, died, unknown
+    status: EvalStatus
     value: Slot | None = None
     output: Slot | None = None
     error: Slot | None = None
@@ -220,7 +236,7 @@ class LeafCalled(Fact):
     function: str  # lm, map_lm
     digest: str  # of the arguments of the call
     occurrence: int  # n-th such call in the eval
-    status: str  # ok, error; unknown: broken off, to be asked again
+    status: LeafStatus
     request: Slot
     ordinal: int = 0  # place in the session's order of issue
     item: int = 0  # position in a map_lm
@@ -243,8 +259,8 @@ class CallRequested(Fact):
     TYPE: ClassVar[str] = "call.requested"
     call_id: str
     name: str
-    executor: str  # server, client, human
-    effect: str  # pure, idempotent, once
+    executor: Executor
+    effect: Effect
     arguments: Slot
     turn: int | None = None
     step: int | None = None
@@ -301,7 +317,7 @@ class CallResolved(Fact):
 
     TYPE: ClassVar[str] = "call.resolved"
     call_id: str
-    outcome: str  # ok, error, denied, expired, cancelled, unknown
+    outcome: Outcome
     result: Slot | None = None
     error: Slot | None = None
     by: str | None = None
@@ -360,7 +376,7 @@ class HeadPublished(Fact):
     session: str
     range: list[int]
     digest: str
-    kind: str  # turn_final, compaction
+    kind: HeadKind
     basis: str | None = None
     turn: int | None = None
     vars: Slot | None = None
@@ -375,7 +391,7 @@ class LineageAdded(Fact):
     TYPE: ClassVar[str] = "lineage.added"
     id: str
     version: int
-    type: str  # invocation, derivation
+    type: EdgeType
     from_session: str
     to_session: str
     to_head: str

@@ -8,11 +8,11 @@ for fork, attach and proof. An edge relates two sessions' heads.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 from holdfast.core.errors import InvalidInput
 from holdfast.core.events import forms
-from holdfast.core.facts import HeadPublished, LineageAdded
+from holdfast.core.facts import EdgeType, HeadKind, HeadPublished, LineageAdded
 from holdfast.core.payloads import Slot
 from holdfast.core.records import record_id
 
@@ -20,8 +20,8 @@ _Named = TypeVar("_Named", HeadPublished, LineageAdded)
 
 HEAD_VERSION = 1
 EDGE_VERSION = 1
-HEAD_KINDS = frozenset({"turn_final", "compaction"})
-EDGE_TYPES = frozenset({"invocation", "derivation"})
+HEAD_KINDS = frozenset(get_args(HeadKind))
+EDGE_TYPES = frozenset(get_args(EdgeType))
 
 ANY_BASIS = "any"
 """As `expected_basis`: take whatever head is current."""
@@ -31,7 +31,7 @@ ANY_BASIS = "any"
 class HeadDraft:
     """A head that an append is to publish; the log fills in basis, range, digest and id."""
 
-    kind: str
+    kind: HeadKind
     turn: int | None = None
     vars: Slot | None = None
     final: Slot | None = None
@@ -43,7 +43,7 @@ class HeadDraft:
 class EdgeDraft:
     """An edge that an append is to record; a missing `to_head` is the head of the same append."""
 
-    type: str
+    type: EdgeType
     from_session: str
     to_session: str
     from_head: str | None = None

@@ -12,13 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, TypeAlias, get_args
 
 from holdfast.core.errors import InvalidInput, InvalidRecord
+from holdfast.core.facts import Outcome, Role
 from holdfast.core.records import Record, digest_id
-
-Role: TypeAlias = Literal["user", "assistant", "observation"]
-Outcome: TypeAlias = Literal["ok", "error", "denied", "expired", "cancelled", "unknown"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,17 +13,17 @@ import logging
 import sys
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, get_args
 
 from holdfast.core.capability import Capability
 from holdfast.core.errors import InvalidSettings, NotFound
+from holdfast.core.facts import Effect
 from holdfast.core.records import digest_id
 from holdfast.kernels.port import HostFunction
 
 logger = logging.getLogger("holdfast.kernels")
 
-Effect = Literal["pure", "idempotent", "once"]
-_EFFECTS = ("pure", "idempotent", "once")
+_EFFECTS = get_args(Effect)
 
 RESERVED_NAMES = frozenset(
     {"FINAL", "inspect", "budget", "lm", "map_lm", "rlm", "map_rlm", "attach_rlm"}

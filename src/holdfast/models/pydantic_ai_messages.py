@@ -29,11 +29,11 @@ from pydantic_ai.messages import (
     UserPromptPart,
 )
 
+from holdfast.core.facts import Outcome
 from holdfast.core.messages import (
     File,
     Image,
     Message,
-    Outcome,
     Part,
     ProviderNote,
     Reasoning,

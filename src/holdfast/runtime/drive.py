@@ -17,7 +17,14 @@ from msgspec import structs
 
 from holdfast.core import facts
 from holdfast.core.errors import ModelError
-from holdfast.core.facts import Fact, MessageAppended, StepPut, StepStarted, TurnPut
+from holdfast.core.facts import (
+    Fact,
+    MessageAppended,
+    StepPut,
+    StepStarted,
+    TurnPut,
+    TurnStatus,
+)
 from holdfast.core.fold import at_ceiling
 from holdfast.core.heads import EdgeDraft, HeadDraft
 from holdfast.core.messages import Message, observation
@@ -335,7 +342,7 @@ class Drive:
         timed_out = isinstance(error, ModelTimeout)
         kind: type[TurnResult] = TimedOut if timed_out else Failed
         extra = {"error": str(error)} if timed_out else {"error": str(error), "code": error.code}
-        status = "timed_out" if timed_out else "failed"
+        status: TurnStatus = "timed_out" if timed_out else "failed"
         return await self._settle(kind, status, [step], _error(error.code, str(error)), **extra)
 
     def _broken_off(self, code: str, attempts: int = 1) -> tuple[str | None, dict[str, int | None]]:
@@ -393,7 +400,7 @@ class Drive:
     async def _settle(
         self,
         kind: type[TurnResult],
-        status: str,
+        status: TurnStatus,
         before: Sequence[Fact],
         problem: Slot,
         **extra: Any,
@@ -404,7 +411,7 @@ class Drive:
 
     def _end(
         self,
-        status: str,
+        status: TurnStatus,
         before: Sequence[Fact] = (),
         *,
         final: Slot | None = None,

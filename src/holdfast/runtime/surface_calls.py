@@ -19,7 +19,7 @@ from typing import Any
 from holdfast.core import values
 from holdfast.core.errors import UnsupportedValue
 from holdfast.core.events import Event
-from holdfast.core.facts import CallRequested, CallResolved, Fact
+from holdfast.core.facts import CallRequested, CallResolved, Fact, Outcome
 from holdfast.core.payloads import slot, slot_of_bytes
 from holdfast.core.state import State
 from holdfast.kernels.port import Encoded, HostAnswer, HostCall, RecordedCall
@@ -119,7 +119,7 @@ class SurfaceCalls:
 
     async def _run(
         self, function: SurfaceFunction, call: HostCall, call_id: str
-    ) -> tuple[str, Encoded | None, str | None]:
+    ) -> tuple[Outcome, Encoded | None, str | None]:
         token = call_id_of_this_call.set(call_id)
         try:
             if inspect.iscoroutinefunction(function.call):
@@ -149,7 +149,7 @@ class SurfaceCalls:
     async def _settle(
         self,
         call_id: str,
-        outcome: str,
+        outcome: Outcome,
         value: Encoded | None,
         error: str | None,
         elapsed_ms: int | None,

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import msgspec
 
 from holdfast.core.events import Event
-from holdfast.core.facts import Fact, HeadPublished, SessionStarted
+from holdfast.core.facts import Fact, HeadPublished, InputKind, SessionStarted
 from holdfast.core.heads import EdgeDraft, HeadDraft
 from holdfast.core.payloads import Slot
 from holdfast.core.state import State
@@ -71,7 +71,7 @@ class InboxDraft:
     """What an outsider asks of a session; `key` makes asking again harmless."""
 
     key: str
-    kind: str  # message, answer, expiry, stop, budget, child_ended
+    kind: InputKind
     call_id: str | None = None
     content: Slot | None = None
 
@@ -82,7 +82,7 @@ class InboxItem:
 
     session: str
     key: str
-    kind: str
+    kind: InputKind
     at: str
     call_id: str | None = None
     content: Slot | None = None

@@ -10,7 +10,7 @@ import base64
 import binascii
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 from msgspec import structs
 
@@ -31,6 +31,7 @@ from holdfast.core.errors import (
     SettingsConflict,
 )
 from holdfast.core.events import Event
+from holdfast.core.facts import InputKind
 from holdfast.core.ids import check_id, check_key, friendly_name
 from holdfast.core.payloads import (
     ENCODINGS,
@@ -56,7 +57,7 @@ from holdfast.stores.port import (
     SessionInfo,
 )
 
-INBOX_KINDS = frozenset({"message", "answer", "expiry", "stop", "budget", "child_ended"})
+INBOX_KINDS = frozenset(get_args(InputKind))
 _ASKED_ENCODINGS = ENCODINGS - {"manifest"}
 LARGEST = 2**62
 """No position or count is larger; sums of two still fit into 64 bits."""

@@ -13,6 +13,7 @@ import msgspec
 
 from holdfast.blobs.disk import Disk
 from holdfast.core.errors import Corruption, InvalidInput
+from holdfast.core.facts import InputKind
 from holdfast.core.payloads import Slot, from_record, to_record
 from holdfast.core.records import Record
 from holdfast.stores.files.lines import has_hole, seal, unseal
@@ -83,7 +84,7 @@ def item_line(item: InboxItem) -> bytes:
 def _item(session: str, record: Record) -> InboxItem:
     try:
         key, kind, at = msgspec.convert(
-            (record["key"], record["kind"], record["at"]), tuple[str, str, str]
+            (record["key"], record["kind"], record["at"]), tuple[str, InputKind, str]
         )
         call_id = msgspec.convert(record.get("call_id"), str | None)
     except (KeyError, msgspec.ValidationError) as error:

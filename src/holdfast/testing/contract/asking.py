@@ -265,7 +265,7 @@ class InboxContract(ContractPlace):
     async def test_drafts_that_nobody_could_consume_are_refused(self, store: SessionStore) -> None:
         await drive(store)
         with pytest.raises(InvalidInput):
-            await store.put_inbox("s-1", InboxDraft("k", "party"))
+            await store.put_inbox("s-1", InboxDraft("k", "party"))  # type: ignore[arg-type]
         bare = slot(BIG, "message").bare()
         with pytest.raises((InvalidInput, InvalidRef)):
             await store.put_inbox("s-1", InboxDraft("k", "message", content=bare))
