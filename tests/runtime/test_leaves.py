@@ -112,6 +112,33 @@ async def test_the_leaf_gate_is_process_wide(lab: Lab) -> None:
     assert most == 3
 
 
+@pytest.mark.parametrize("how", ["start", "agent", "before"])
+async def test_a_session_keeps_its_own_limit_of_leaf_calls_at_once(lab: Lab, how: str) -> None:
+    """A limit that is stored with a session holds wherever it is driven, as the others do."""
+    running, most = 0, 0
+
+    async def respond(request):
+        nonlocal running, most
+        if request.purpose == "step":
+            return cell("FINAL(len(map_lm(['x'] * 9)))")
+        running += 1
+        most = max(most, running)
+        for _ in range(5):
+            await asyncio.sleep(0)
+        running -= 1
+        return "ok"
+
+    limit = {"leaf_concurrency": 2}
+    agent = holdfast.Agent(settings=limit if how == "agent" else {})
+    runtime = await lab.open(respond, agents=[agent], **(limit if how == "before" else {}))
+    session = await runtime.start(**(limit if how == "start" else {}))
+    if how == "before":
+        await runtime.close()
+        runtime = await lab.open(respond)
+    assert (await runtime.send(session.id, "x")).value == 9
+    assert most == 2
+
+
 async def test_a_locked_down_session_has_no_model_calls(lab: Lab) -> None:
     code = "try:\n    lm('x')\nexcept NameError as error:\n    FINAL(str(error))"
     runtime = await lab.open(replies(cell(code)), profile="locked_down")

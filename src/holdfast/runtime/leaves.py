@@ -66,7 +66,7 @@ class Leaves:
     journal: Journal
     model: Model
     settings: Settings
-    gate: asyncio.Semaphore  # process-wide
+    gate: asyncio.Semaphore  # of the runtime, over all its sessions
     first_user_text: str
     cache_id: str | None
     turn: int
@@ -74,6 +74,7 @@ class Leaves:
     eval: int
     recorded: Sequence[tuple[str, LeafCalled]] = ()  # (at, fact) of this eval, in log order
     _reserve: governor.Reserve = field(init=False)
+    _own_gate: asyncio.Semaphore = field(init=False)  # the session's own limit
     _base: int = 0
     _taken: set[int] = field(default_factory=set)
     _bases: dict[tuple[str, str, int], int] = field(default_factory=dict)
@@ -83,6 +84,7 @@ class Leaves:
 
     def __post_init__(self) -> None:
         self._reserve = governor.Reserve(self.settings)
+        self._own_gate = asyncio.Semaphore(self.settings.leaf_concurrency)
         answered = [(at, fact) for at, fact in self.recorded if fact.status != "unknown"]
         self._base = self.journal.state.counters.get("leaf_answered", 0) - len(answered)
         for _, fact in self.recorded:
@@ -167,7 +169,11 @@ class Leaves:
         # sees every call, under way or ended; only the last one can go beyond it.
         size = self._size(request)
         ceiling = self.model.ceiling_usd(*size)
-        async with self._reserve.aside(self.journal, ceiling, sum(size)), self.gate:
+        async with (
+            self._reserve.aside(self.journal, ceiling, sum(size)),
+            self._own_gate,
+            self.gate,
+        ):
             excess = governor.before_call(self.settings, self.journal.state)
             reply: ModelReply | None = None
             error: ModelError | None = None
