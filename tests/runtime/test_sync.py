@@ -1,6 +1,15 @@
 """The synchronous face does the same, from any thread."""
 
+import asyncio
+import os
+import signal
+import threading
+import time
+
+import pytest
+
 import holdfast
+from holdfast.core.errors import Refused
 from holdfast.models.scripted import ScriptedModel
 
 from .conftest import cell, replies
@@ -25,3 +34,89 @@ def test_a_script_can_run_resume_fork_and_read(tmp_path) -> None:
         assert isinstance(runtime.stop(session), holdfast.Stopped)
         assert runtime.state(session).status == "stopped"
     runtime.close()
+
+
+def until(true) -> None:
+    """Wait for something that another thread brings about."""
+    end = time.monotonic() + 20
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def ctrl_c():
+    """Heed Ctrl-C, which is ignored where the tests run in a shell's background."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("ctrl_c")
+def test_after_ctrl_c_the_session_can_be_resumed_at_once() -> None:
+    asked = threading.Event()
+
+    async def respond(request):
+        if not asked.is_set():
+            asked.set()
+            await asyncio.Event().wait()
+        return cell("FINAL(1)")
+
+    def interrupt() -> None:
+        asked.wait(20)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    with holdfast.open_sync("memory:", model=ScriptedModel(respond)) as runtime:
+        session = runtime.start()
+        threading.Thread(target=interrupt).start()
+        with pytest.raises(KeyboardInterrupt):
+            runtime.send(session, "x")
+        assert runtime.read("turns", session)[0].status == "interrupted"
+        assert runtime.resume(session).value == 1
+
+
+def test_a_closed_runtime_says_so_and_lets_nobody_wait() -> None:
+    waiting = threading.Event()
+
+    async def respond(request):
+        waiting.set()
+        await asyncio.Event().wait()
+
+    runtime = holdfast.open_sync("memory:", model=ScriptedModel(respond))
+    session = runtime.start()
+    seen = []
+    threads = [
+        threading.Thread(target=lambda: seen.extend(runtime.follow(session)), daemon=True),
+        threading.Thread(target=lambda: _broken_off(runtime, session), daemon=True),
+    ]
+    for thread in threads:
+        thread.start()
+    waiting.wait(20)
+    until(lambda: len(seen) >= 4)
+    closing = [threading.Thread(target=runtime.close, daemon=True) for _ in range(2)]
+    for thread in (*closing, *threads):
+        if thread in closing:
+            thread.start()
+        thread.join(20)
+        assert not thread.is_alive()
+    for call in (lambda: runtime.send(session, "x"), lambda: runtime.state(session)):
+        with pytest.raises(Refused, match="closed"):
+            call()
+
+
+def _broken_off(runtime, session) -> None:
+    with pytest.raises(BaseException):  # noqa: B017
+        runtime.send(session, "x")
+
+
+def test_work_that_calls_back_into_the_blocking_face_is_refused_and_not_stuck() -> None:
+    runtimes = []
+
+    def respond(request):
+        return cell(f"FINAL({len(runtimes[0].sessions().sessions)})")
+
+    with holdfast.open_sync("memory:", model=ScriptedModel(respond)) as runtime:
+        runtimes.append(runtime)
+        session = runtime.start()
+        with pytest.raises(Refused, match="from inside its own work"):
+            runtime.send(session, "x")

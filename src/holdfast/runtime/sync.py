@@ -9,9 +9,12 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Coroutine, Iterator
+from concurrent.futures import CancelledError, Future
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, TypeVar
 
+from holdfast.core.errors import Refused
 from holdfast.core.messages import Message
 from holdfast.core.state import State
 from holdfast.runtime.results import TurnResult
@@ -20,12 +23,18 @@ from holdfast.stores.port import SessionFilter, SessionPage
 
 _T = TypeVar("_T")
 
+LINGER_SECONDS = 0.1
+"""How long what other threads wait for may take to end by itself once the runtime is closed."""
+
 
 class SyncRuntime:
     """A Runtime whose methods block."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         self._loop = asyncio.new_event_loop()
+        self._closing = threading.Lock()
+        self._submitting = threading.Lock()
+        self._closed = False
         self._thread = threading.Thread(
             target=self._loop.run_forever, name="holdfast-runtime", daemon=True
         )
@@ -98,26 +107,78 @@ class SyncRuntime:
             while True:
                 try:
                     yield self._wait(anext(subscription))
-                except StopAsyncIteration:
+                except (StopAsyncIteration, CancelledError):
+                    # Another thread closed the runtime, or the session is gone.
                     return
         finally:
-            self._wait(subscription.close())
+            with suppress(Refused):
+                self._wait(subscription.close())
 
     def close(self) -> None:
-        """Close the runtime and its thread; may be called again."""
-        if self._thread.is_alive():
-            self._wait(self.runtime.close())
-            self._end()
+        """Close the runtime and its thread; may be called again, and from several threads."""
+        with self._closing:
+            if not self._closed:
+                self._wait(self.runtime.close())
+                self._end()
 
     def _wait(self, work: Coroutine[Any, Any, _T]) -> _T:
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        """Return what the work in the loop's thread comes to; Ctrl-C breaks it off and waits."""
+        tasks: list[asyncio.Task[_T]] = []
+        interrupted = False
+
+        async def whole() -> _T:
+            task = asyncio.ensure_future(work)
+            tasks.append(task)
+            if interrupted:
+                task.cancel()
+            return await task
+
+        def break_off() -> None:
+            for task in tasks:
+                task.cancel()
+
+        future = self._submit(work, whole())
         try:
             return future.result()
         except KeyboardInterrupt:
-            future.cancel()
+            # Only once it is over is the interruption on record and the session free again.
+            interrupted = True
+            self._loop.call_soon_threadsafe(break_off)
+            with suppress(Exception, CancelledError):
+                future.result()
             raise
 
+    def _submit(self, work: Coroutine[Any, Any, _T], whole: Coroutine[Any, Any, _T]) -> Future[_T]:
+        problem = ""
+        with self._submitting:
+            if self._closed:
+                problem = "this runtime is closed; open another"
+            elif threading.current_thread() is self._thread:
+                problem = (
+                    "the blocking runtime was called from inside its own work, which it would "
+                    "wait for without end; use its async `runtime` there"
+                )
+            else:
+                return asyncio.run_coroutine_threadsafe(whole, self._loop)
+        whole.close()
+        work.close()
+        raise Refused(problem)
+
     def _end(self) -> None:
+        with self._submitting:
+            self._closed = True
+            ended = asyncio.run_coroutine_threadsafe(_end_the_rest(), self._loop)
+        ended.result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+
+
+async def _end_the_rest() -> None:
+    """End what other threads still wait for, so that none of them waits for ever."""
+    rest = asyncio.all_tasks() - {asyncio.current_task()}
+    if rest:
+        _, rest = await asyncio.wait(rest, timeout=LINGER_SECONDS)
+    for task in rest:
+        task.cancel()
+    await asyncio.gather(*rest, return_exceptions=True)
