@@ -1,6 +1,7 @@
 """Whatever a driver left unfinished is taken up where the log stands; reading never repairs."""
 
 import asyncio
+from pathlib import Path
 
 import pytest
 
@@ -11,10 +12,12 @@ from holdfast.core.errors import (
     LeaseHeld,
     NothingWritten,
     NotRestorable,
+    ReadOnlySession,
     SessionBusy,
 )
 from holdfast.kernels.surfaces import Surface, SurfaceFunction
 from holdfast.stores.memory.store import MemorySessionStore
+from holdfast.stores.portable import export_sessions, import_sessions
 from holdfast.stores.verify import verify
 
 from .conftest import Lab, cell, replies
@@ -115,6 +118,21 @@ async def test_opening_with_recover_takes_up_interrupted_sessions(lab: Lab) -> N
     runtime = await lab.open(replies(*WORK), recover=True)
     await runtime.settled()
     assert (await runtime.state(session_id)).last_turn == "final"
+
+
+async def test_a_stop_that_is_refused_leaves_nothing_behind(lab: Lab, tmp_path: Path) -> None:
+    """A copy that is taken over later must not end by a stop that was said to have failed."""
+    session_id = await cut_short(lab, 3)
+    await export_sessions(lab.store, [session_id], tmp_path / "copy")
+    store = MemorySessionStore()
+    await import_sessions(store, tmp_path / "copy")
+    async with await holdfast.open(store, model=model_of(lab, replies(*WORK))) as runtime:
+        with pytest.raises(ReadOnlySession):
+            await runtime.stop(session_id)
+        assert await store.list_inbox(session_id) == []
+        result = await runtime.resume(session_id, takeover=True)
+        assert isinstance(result, holdfast.Final)
+        assert isinstance(await runtime.stop(session_id), holdfast.Stopped)
 
 
 async def test_reading_never_recovers(lab: Lab) -> None:

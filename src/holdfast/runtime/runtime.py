@@ -53,6 +53,7 @@ from holdfast.stores.port import (
     SessionStore,
     Subscription,
 )
+from holdfast.stores.rows import imported_error
 
 logger = logging.getLogger("holdfast.runtime")
 
@@ -239,6 +240,9 @@ class Runtime(Reads):
         state = await self.store.load_state(session_id)
         if state.status == "stopped":
             return Stopped(session=session_id, head=state.head)
+        if (await self.store.session_info(session_id)).imported:
+            # Refused before it is asked for: it would end the copy once someone takes it over.
+            raise imported_error(session_id)
         await self.store.put_inbox(session_id, InboxDraft(key="stop", kind="stop"))
         try:
             async with self._driving(session_id, needs_agent=False) as driver:
