@@ -15,7 +15,9 @@ from holdfast.core.errors import (
     ReadOnlySession,
     SessionBusy,
 )
+from holdfast.core.messages import user
 from holdfast.kernels.surfaces import Surface, SurfaceFunction
+from holdfast.runtime.driver import Work
 from holdfast.stores.memory.store import MemorySessionStore
 from holdfast.stores.portable import export_sessions, import_sessions
 from holdfast.stores.verify import verify
@@ -118,6 +120,53 @@ async def test_opening_with_recover_takes_up_interrupted_sessions(lab: Lab) -> N
     runtime = await lab.open(replies(*WORK), recover=True)
     await runtime.settled()
     assert (await runtime.state(session_id)).last_turn == "final"
+
+
+async def queued(lab: Lab, session_id: str, *texts: str) -> None:
+    """Leave messages as a driver does that is killed between its turn's end and its inbox."""
+    for text in texts:
+        await lab.store.put_inbox(session_id, Work(user(text)).draft(f"message-{text}"))
+
+
+async def messages_of(runtime: holdfast.Runtime, session_id: str) -> list[str]:
+    views = await runtime.messages(session_id)
+    return [view.message.text for view in views if view.message.role == "user"]
+
+
+async def test_opening_with_recover_takes_up_what_waits_in_an_inbox(lab: Lab) -> None:
+    runtime = await lab.open(lambda request: cell("FINAL(1)"))
+    waits, rests = await runtime.start(), await runtime.start()
+    await runtime.close()
+    await queued(lab, waits.id, "one", "two")
+    runtime = await lab.open(lambda request: cell("FINAL(1)"), recover=True)
+    await runtime.settled()
+    assert await messages_of(runtime, waits.id) == ["one", "two"]
+    assert (await runtime.state(rests.id)).seq == 1
+
+
+async def test_a_message_does_not_overtake_those_that_wait(lab: Lab) -> None:
+    runtime = await lab.open(lambda request: cell(f"FINAL({request.ordinal})"))
+    session = await runtime.start()
+    await queued(lab, session.id, "one", "two")
+    assert (await session.send("three")).value == 2
+    await runtime.settled()
+    assert await messages_of(runtime, session.id) == ["one", "two", "three"]
+    await queued(lab, session.id, "four")
+    assert (await session.send("four", key="message-four")).value == 3
+    assert await messages_of(runtime, session.id) == ["one", "two", "three", "four"]
+
+
+async def test_recovery_takes_every_session_that_is_its_own_and_no_other(lab: Lab) -> None:
+    mine = [await cut_short(lab, 3) for _ in range(3)]
+    other = await lab.open(replies(*WORK), agents=[holdfast.Agent(name="other")])
+    foreign = await other.start(agent="other")
+    await queued(lab, foreign.id, "one")
+    await other.close()
+    runtime = await lab.open(replies(*WORK))
+    assert sorted(await runtime.recover()) == sorted(mine)
+    await runtime.settled()
+    assert [(await runtime.state(one)).last_turn for one in mine] == ["final"] * 3
+    assert (await runtime.state(foreign.id)).seq == 1
 
 
 async def test_a_stop_that_is_refused_leaves_nothing_behind(lab: Lab, tmp_path: Path) -> None:

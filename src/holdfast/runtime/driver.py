@@ -130,6 +130,14 @@ class Driver:
                 )
             if self.state.turn is not None or isinstance(result, Stopped):
                 return result
+        # What waited in the inbox when the lease was taken was sent before: it comes first.
+        for _ in range(self.lease.inbox):
+            queued = await self._queued()
+            if queued is None:
+                break
+            result = await self._work(queued)
+            if self.state.turn is not None or self.state.status != "idle":
+                return result
         return await self._work(work, last=True)
 
     async def resume(self, *, force: bool) -> TurnResult | None:

@@ -59,6 +59,7 @@ logger = logging.getLogger("holdfast.runtime")
 
 
 WARM_SESSIONS = 256
+RECOVER_PAGE = 1000
 MODEL_NEEDS = ("name", "ceiling_usd", "request", "close")
 REPLIES_AT_ONCE = 4
 """Replies that arrive together are stored this many at a time: those in front go on to their next
@@ -277,20 +278,26 @@ class Runtime(Reads):
         return self.store.subscribe(_id(session), after=after)
 
     async def recover(self) -> list[str]:
-        """Take up every interrupted session whose agent is here, in the background."""
+        """Take up, in the background, what was interrupted or waits in an inbox.
+
+        That is every session whose agent is here, but for copies that nobody has taken over.
+        """
         taken: list[str] = []
-        cursor = None
-        while True:
-            page = await self.store.list_sessions(
-                SessionFilter(status="interrupted"), cursor=cursor
-            )
-            for info in page.sessions:
-                if info.agent in self.agents and not info.imported:
-                    taken.append(info.id)
-                    self._spawn(self._recover_one(info.id))
-            cursor = page.cursor
-            if cursor is None:
-                return taken
+        for status in ("interrupted", "idle"):
+            cursor = None
+            while True:
+                page = await self.store.list_sessions(
+                    SessionFilter(status=status), limit=RECOVER_PAGE, cursor=cursor
+                )
+                for info in page.sessions:
+                    due = status == "interrupted" or info.inbox
+                    if due and info.agent in self.agents and not info.imported:
+                        taken.append(info.id)
+                        self._spawn(self._recover_one(info.id))
+                cursor = page.cursor
+                if cursor is None:
+                    break
+        return taken
 
     async def settled(self) -> None:
         """Wait until nothing is driven in the background."""
