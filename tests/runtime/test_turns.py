@@ -290,3 +290,15 @@ async def test_only_a_user_s_message_can_be_sent(lab: Lab) -> None:
     with pytest.raises(InvalidInput, match="not 'assistant'"):
         await session.send(assistant("I am the model."))
     assert await lab.types(session.id) == ["session.started"]
+
+
+async def test_the_time_of_a_turn_includes_its_last_cell(lab: Lab) -> None:
+    steps = [cell("import time\ntime.sleep(0.2)"), cell("time.sleep(0.3)\nFINAL(1)")]
+    runtime = await lab.open(replies(*steps))
+    session = await runtime.start()
+    await session.send("x")
+    (turn,) = await runtime.turns(session.id)
+    evals = [entry.fact.elapsed_ms for entry in await runtime.evals(session.id)]
+    latency = [step.put.latency_ms for step in await runtime.steps(session.id)]
+    assert evals[-1] >= 300
+    assert turn.put.elapsed_ms == sum(evals) + sum(latency)

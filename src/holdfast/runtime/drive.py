@@ -18,6 +18,7 @@ from msgspec import structs
 from holdfast.core import facts
 from holdfast.core.errors import ModelError
 from holdfast.core.facts import (
+    EvalAdded,
     Fact,
     MessageAppended,
     StepPut,
@@ -256,7 +257,7 @@ class Drive:
         assert turn is not None
         message = observation(done.observation)
         content, parts = message_slots(message)
-        end = None if done.final is None else self._end("final", final=done.final)
+        end = None if done.final is None else self._end("final", done.facts, final=done.final)
 
         def batch(state: State) -> list[Fact]:
             seen = MessageAppended(
@@ -421,10 +422,13 @@ class Drive:
         state = self.state
         turn = state.turn
         assert turn is not None
+        elapsed_ms = turn.driven_ms
         for fact in before:
             if isinstance(fact, StepPut):
                 spend = state.spend.plus(fact.cost_usd, fact.usage, ceiling=at_ceiling(fact))
                 state = structs.replace(state, spend=spend)
+            elif isinstance(fact, EvalAdded):
+                elapsed_ms += fact.elapsed_ms or 0
         usage, cost_usd = state.turn_spend()
         return TurnPut(
             turn=turn.turn,
@@ -434,7 +438,7 @@ class Drive:
             error=error,
             usage=usage,
             cost_usd=cost_usd,
-            elapsed_ms=turn.driven_ms,
+            elapsed_ms=elapsed_ms,
         )
 
     def _result(self, kind: type[_R], end: TurnPut, **extra: Any) -> _R:
