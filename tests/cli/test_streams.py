@@ -141,3 +141,20 @@ def test_output_that_has_nowhere_to_go_costs_no_work(shell, closed):
     assert "Traceback" not in done.stderr
     assert [turn["status"] for turn in shell.json("show", "a")["turns"]] == ["final"]
     assert shell.json("verify", "a")["ok"]
+
+
+@pytest.mark.parametrize("options", ["", "--json"])
+def test_a_result_that_cannot_be_written_is_an_error_and_no_traceback(shell, options):
+    model = shell.script(cell("FINAL('x')"))
+    words = shlex.join([*COMMAND, "run", "hi", "--model", model, "--session-id", "a", "--quiet"])
+    done = subprocess.run(
+        ["sh", "-c", f"{words} {options} > /dev/full"],
+        cwd=shell.place,
+        env=shell.environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 1
+    assert done.stderr == "error: [Errno 28] No space left on device\n"
+    assert [turn["status"] for turn in shell.json("show", "a")["turns"]] == ["final"]

@@ -164,7 +164,13 @@ def _usage(error: click.UsageError, as_json: bool) -> int:
 
 def _report(code: str, message: str, exit_code: int, as_json: bool) -> int:
     if as_json:
-        click.echo(dumps({"error": {"code": code, "message": message}}))
-    else:
-        note(f"error: {message}")
+        try:
+            click.echo(dumps({"error": {"code": code, "message": message}}))
+            return exit_code
+        except BrokenPipeError:
+            raise
+        except OSError:
+            # The document has nowhere to go, which may be the very error: tell people.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    note(f"error: {message}")
     return exit_code
