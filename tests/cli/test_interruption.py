@@ -87,3 +87,17 @@ def _read_to_end(terminal):
         if not part:
             return shown
         shown += part
+
+
+def test_the_progress_of_a_resume_says_that_the_lost_call_is_unknown(shell):
+    line = {"reply": cell("FINAL(1)"), "delay_ms": 2000, "cost_usd": 0.25}
+    model = shell.script(line)
+    killed = shell.start("run", "hi", "--model", model, "--session-id", "a")
+    shell.wait_for("a", "step.started")
+    killed.kill()
+    killed.communicate(timeout=30)
+    told = shell.run("resume", "a").stderr
+    last = next(text for text in told.splitlines() if text.startswith("turn 1: final"))
+    tokens = shell.json("show", "a")["turns"][0]["steps"][-1]["usage"]
+    known = tokens["input_tokens"] + tokens["output_tokens"]
+    assert last.endswith(f" · {known:,}+? tokens · $0.25+?")

@@ -19,6 +19,7 @@ from holdfast.cli.terminal import clean, one_line
 from holdfast.core import facts
 from holdfast.core.errors import HoldfastError
 from holdfast.core.events import Event
+from holdfast.core.fold import at_ceiling
 from holdfast.kernels.cells import extract
 from holdfast.runtime.runtime import Runtime
 
@@ -38,19 +39,23 @@ class Tally:
     unknown: bool = False
     code: str = ""
 
-    def spend(self, usage: facts.Usage | None, usd: str | None) -> None:
-        """Count one model call."""
-        known = usage or {}
+    def spend(self, fact: facts.StepPut | facts.LeafCalled) -> None:
+        """Count one model call; one that is known by its ceiling only is said to be unknown."""
+        if fact.status == "unknown" or at_ceiling(fact):
+            self.unknown = True
+            return
+        known = fact.usage or {}
         self.tokens += (known.get("input_tokens") or 0) + (known.get("output_tokens") or 0)
-        self.usd += Decimal(usd or 0)
-        self.unknown = self.unknown or usd is None
+        self.usd += Decimal(fact.cost_usd or 0)
+        self.unknown = self.unknown or fact.cost_usd is None
 
     @property
     def line(self) -> str:
         """Return the tally in one line."""
         leaves = f" · {self.leaves} leaf calls" if self.leaves else ""
-        cost = f"${self.usd.normalize():f}{'+?' if self.unknown else ''}"
-        return f"step {self.steps} · {self.doing}{leaves} · {self.tokens:,} tokens · {cost}"
+        more = "+?" if self.unknown else ""
+        cost = f"${self.usd.normalize():f}{more}"
+        return f"step {self.steps} · {self.doing}{leaves} · {self.tokens:,}{more} tokens · {cost}"
 
 
 class Display(Protocol):
@@ -139,7 +144,7 @@ class Progress:
             case facts.StepStarted() as fact:
                 tally.steps, tally.doing, tally.code = tally.steps + 1, f"asking {fact.model}", ""
             case facts.StepPut() as fact:
-                tally.spend(fact.usage, fact.cost_usd)
+                tally.spend(fact)
                 tally.doing = fact.status
                 took = f" in {fact.latency_ms} ms" if fact.latency_ms is not None else ""
                 return f"step {tally.steps}: {fact.status}{took}"
@@ -148,7 +153,7 @@ class Progress:
                 tally.doing = "running code"
             case facts.LeafCalled() as fact:
                 tally.leaves += 1
-                tally.spend(fact.usage, fact.cost_usd)
+                tally.spend(fact)
             case facts.EvalAdded() as fact:
                 calls = f", {fact.calls} calls" if fact.calls else ""
                 return f"cell {fact.eval}: {fact.status}{calls} in {fact.elapsed_ms} ms"
