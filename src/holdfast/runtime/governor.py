@@ -132,7 +132,7 @@ def warning(settings: Settings, state: State, context_tokens: int) -> str:
     """
     notes = []
     left = settings.max_steps - (state.turn.steps if state.turn else 0)
-    if left < WARN_STEPS_LEFT < settings.max_steps:
+    if left < WARN_STEPS_LEFT:
         notes.append(
             "this is the last step: call FINAL" if left == 0 else "one more step after this"
         )
