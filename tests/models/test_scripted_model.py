@@ -165,6 +165,14 @@ def test_a_missing_or_empty_script_is_a_typed_error(tmp_path, script):
         model_from_name(f"script:{tmp_path / 'nowhere.jsonl'}")
 
 
+async def test_a_script_may_come_from_an_editor_of_another_system(tmp_path):
+    path = tmp_path / "windows.jsonl"
+    path.write_bytes(b'\xef\xbb\xbf{"reply": "one"}\r\n{"reply": "two"}\r\n')
+    model = ScriptedModel.from_file(path)
+    asked = ModelRequest((user("x"),), first_user_text="x")
+    assert (await model.request(asked)).message.text == "one"
+
+
 def test_the_name_of_a_script_reopens_it_from_anywhere(tmp_path, monkeypatch):
     (tmp_path / "s.jsonl").write_text('{"reply": "x"}')
     monkeypatch.chdir(tmp_path)

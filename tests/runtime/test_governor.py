@@ -34,6 +34,20 @@ async def test_the_step_limit_warns_the_model_and_then_ends_the_turn(lab: Lab) -
     assert (await lab.facts(session.id, "turn.put"))[-1].status == "budget_exceeded"
 
 
+@pytest.mark.parametrize(
+    ("steps", "told"),
+    [(1, ["this is the last step"]), (2, ["one more step", "this is the last step"])],
+)
+async def test_the_model_is_told_of_a_step_limit_that_is_near_from_the_start(
+    lab: Lab, steps: int, told: list[str]
+) -> None:
+    runtime = await lab.open(replies(*["just talk"] * 3), max_steps=steps)
+    session = await runtime.start()
+    await session.send("x")
+    for request, note in zip(lab.requests, told, strict=True):
+        assert f"[limit] {note}" in request.messages[-1].text
+
+
 async def test_the_turn_limit_opens_no_turn(lab: Lab) -> None:
     runtime = await lab.open(replies(*[cell("FINAL(1)")] * 3), max_turns=1)
     session = await runtime.start()
@@ -206,7 +220,8 @@ def test_an_unknown_name_in_the_environment_is_an_error_that_names_the_nearest()
 
 
 def test_each_setting_says_where_it_came_from(tmp_path) -> None:
-    (tmp_path / "config.toml").write_text('max_steps = 7\nmodel = "script:a"\n')
+    config = '\ufeffmax_steps = 7\nmodel = "script:a"\n'  # the mark of some editors does no harm
+    (tmp_path / "config.toml").write_text(config, encoding="utf-8")
     environment = {"HOLDFAST_MODEL": "script:b", "HOLDFAST_MAX_TURNS": "3"}
     found = resolve({"max_turns": 4}, folder=tmp_path, environment=environment)
     assert (found.settings.max_steps, found.origins["max_steps"]) == (7, "config.toml")

@@ -58,7 +58,8 @@ class Script:
     def load(cls, path: str | Path) -> Script:
         """Read a JSONL script; a bad line is an error that names it."""
         try:
-            text = Path(path).read_text(encoding="utf-8")
+            # With or without the mark that some editors put in front.
+            text = Path(path).read_text(encoding="utf-8-sig")
         except (OSError, UnicodeDecodeError) as error:
             raise InvalidScript(f"script {str(path)!r} cannot be read: {error}") from error
         # Not splitlines(): JSON text may hold other line separators than the newline.

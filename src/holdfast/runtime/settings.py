@@ -148,7 +148,7 @@ def _config(folder: Path | None) -> dict[str, Any]:
         return {}
     path = folder / CONFIG_FILE
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         return {}
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
