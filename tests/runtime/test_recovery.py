@@ -377,3 +377,12 @@ async def test_a_process_that_cannot_drive_uses_up_no_revival(lab: Lab) -> None:
             await broken.resume(other)
     assert (await lab.store.load_state(other)).seq == seq
     assert (await runtime.resume(other)).value == ANSWER
+
+
+async def test_a_session_whose_model_is_an_object_says_that_it_takes_that_object(lab: Lab) -> None:
+    session_id = await cut_short(lab, 3)
+    seq = (await lab.store.load_state(session_id)).seq
+    async with await holdfast.open(MemorySessionStore(lab.store.bank)) as elsewhere:
+        with pytest.raises(AgentMissing, match=r"'scripted'.*open\(model="):
+            await elsewhere.resume(session_id)
+    assert (await lab.store.load_state(session_id)).seq == seq

@@ -16,7 +16,7 @@ from typing import Any
 
 from holdfast.core import facts, messages
 from holdfast.core.capability import Capability
-from holdfast.core.errors import AgentMissing, SessionBusy
+from holdfast.core.errors import AgentMissing, InvalidSettings, SessionBusy
 from holdfast.core.facts import Fact, MessageAppended, TurnStarted, VarsCheckpointed
 from holdfast.core.messages import Message, Text
 from holdfast.core.payloads import slot
@@ -386,12 +386,23 @@ class Driver:
             transcript=warm.transcript,
             kernel=warm.kernel,
             engine=warm.choice.name,
-            model=self._model(settings.model),
-            leaf_model=self._model(settings.leaf_model or settings.model),
+            model=self._named(settings.model),
+            leaf_model=self._named(settings.leaf_model or settings.model),
             leaf_gate=self._leaf_gate,
             surfaces=warm.surfaces,
         )
         return self._active
+
+    def _named(self, name: str) -> Model:
+        try:
+            return self._model(name)
+        except InvalidSettings as error:
+            if ":" in name:
+                raise
+            raise AgentMissing(
+                f"session {self.lease.session!r} was started with a model of the program's own, "
+                f"{name!r}, which is not here; open the runtime with it, as in open(model=…)"
+            ) from error
 
     async def _build(self) -> Warm:
         if self._agent is None:
