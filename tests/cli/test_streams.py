@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pty
@@ -37,6 +38,36 @@ def test_a_terminal_shows_steps_tokens_cost_and_the_code_that_runs(shell):
         shown += os.read(terminal, 65536)
     os.waitpid(process, 0)
     os.close(terminal)
+
+
+def at_a_terminal(shell, *words, **environment):
+    """Run a command at a terminal and return all that it shows."""
+    process, terminal = pty.fork()
+    if process == 0:
+        os.chdir(shell.place)
+        os.execve(COMMAND[0], [*COMMAND, *words], shell.environment | environment)
+    shown = b""
+    with contextlib.suppress(OSError):  # the end of a terminal
+        while more := os.read(terminal, 65536):
+            shown += more
+    os.waitpid(process, 0)
+    os.close(terminal)
+    return shown.decode()
+
+
+def test_a_terminal_that_cannot_redraw_is_shown_plain_lines(shell):
+    model = shell.script(cell("FINAL('whole')"))
+    words = ("run", "hi", "--model", model, "--session-id", "a")
+    shown = at_a_terminal(shell, *words, TERM="dumb")
+    assert "cell 1: final" in shown
+    assert "\x1b" not in shown
+
+
+@pytest.mark.parametrize("plain", [{"NO_COLOR": "1"}, {"TERM": "dumb"}])
+def test_nothing_is_styled_where_that_is_not_wanted(shell, plain):
+    shell.run("run", "hi", "--model", shell.script(cell("FINAL(1)")), "--session-id", "a")
+    assert "\x1b" in at_a_terminal(shell, "show", "a", TERM="xterm")
+    assert "\x1b" not in at_a_terminal(shell, "show", "a", **{"TERM": "xterm"} | plain)
 
 
 def test_quiet_leaves_standard_error_empty(shell):

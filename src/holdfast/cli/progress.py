@@ -7,6 +7,7 @@ stored. A display that fails or lags never holds up the work.
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -177,7 +178,9 @@ async def shown(runtime: Runtime, session: str, *, quiet: bool) -> AsyncIterator
     if quiet:
         yield
         return
-    display: Display = LiveDisplay() if sys.stderr.isatty() else PlainDisplay()
+    # A dumb terminal cannot redraw: rich would show nothing at all on it.
+    live = sys.stderr.isatty() and os.environ.get("TERM") not in (None, "", "dumb", "unknown")
+    display: Display = LiveDisplay() if live else PlainDisplay()
     state = await runtime.state(session)
     progress = Progress(runtime, session, display, seen=state.seq)
     if state.turn is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 from collections.abc import AsyncIterator
 from typing import Any
@@ -40,7 +41,7 @@ def show_command(call: Call, session: str, turn: int | None, full: bool) -> None
                 document = {"session": session_document(info)}
                 call.answer(document | {"turns": [item async for item in turns]}, "")
                 return
-            page = Page(colour=sys.stdout.isatty(), full=full)
+            page = Page(colour=_styled(), full=full)
             page.session(info)
             async for item in turns:
                 page.turn(item)
@@ -48,6 +49,11 @@ def show_command(call: Call, session: str, turn: int | None, full: bool) -> None
                 page.aside(f"interrupted; go on with: {call.command_line('resume', info.id)}")
 
     asyncio.run(work())
+
+
+def _styled() -> bool:
+    plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") in ("dumb", "unknown")
+    return sys.stdout.isatty() and not plain
 
 
 async def _only(
