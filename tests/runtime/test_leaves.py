@@ -234,3 +234,11 @@ async def test_a_leaf_that_was_broken_off_is_asked_again_with_its_own_ordinal(la
     assert result.value == ["P0", "P1", "P2", "P3", "LAST"]
     again = {r.prompt: r.ordinal for r in lab.requests if r.purpose == "leaf"}
     assert again == {"p0": first["p0"], "last": 4}
+
+
+async def test_wrong_arguments_are_told_in_the_words_of_the_cell(lab: Lab) -> None:
+    code = "try:\n    lm()\nexcept TypeError as error:\n    FINAL(str(error))"
+    runtime = await lab.open(replies(cell(code)))
+    session = await runtime.start()
+    result = await session.send("x")
+    assert result.value == "lm() missing 1 required positional argument: 'prompt'"

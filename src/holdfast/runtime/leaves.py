@@ -279,6 +279,8 @@ def _arguments(call: HostCall) -> tuple[list[str], str | None]:
     def map_lm(prompts: Any, system: Any = None) -> tuple[Any, Any]:
         return prompts, system
 
+    # What Python says about wrong arguments is for the author of the cell.
+    lm.__qualname__, map_lm.__qualname__ = "lm", "map_lm"
     prompts, system = (lm if call.function == "lm" else map_lm)(*call.args, **call.kwargs)
     if not isinstance(prompts, list | tuple) or not all(isinstance(p, str) for p in prompts):
         what = "a string" if call.function == "lm" else "a list of strings"
