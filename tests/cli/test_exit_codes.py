@@ -181,3 +181,12 @@ def test_an_import_says_which_copies_are_read_only(shell):
     shell.inside("export", "a", "b", "-o", "both.holdfast")
     told = shell.inside("--store", "other", "import", "both.holdfast").stderr
     assert "read-only, as work is open in it: b;" in told
+
+
+@pytest.mark.parametrize("name", ["1x", "lm", "class"])
+def test_a_name_that_code_cannot_use_is_refused_before_anything_starts(shell, name):
+    model = shell.script(cell("FINAL(1)"))
+    done = shell.run("run", "x", "--model", model, "--input", f"{name}=1")
+    assert done.returncode == 2
+    assert f"'{name}' cannot be a variable" in done.stderr
+    assert not (shell.place / "store").exists()

@@ -19,6 +19,7 @@ from holdfast.cli.sessions import pair
 from holdfast.core.errors import InvalidInput, StoreNotFound
 from holdfast.core.ids import friendly_name
 from holdfast.core.state import broken_off_spend
+from holdfast.runtime.inputs import check_names
 from holdfast.runtime.results import BudgetExceeded, Failed, Final, Queued, Suspended, TurnResult
 from holdfast.runtime.runtime import Runtime, open_runtime
 from holdfast.runtime.settings import CHOICES, NAMES, NUMBERS
@@ -178,6 +179,8 @@ def read_inputs(given: tuple[str, ...]) -> dict[str, str]:
         name, value = pair(text, "--input")
         if name in inputs:
             raise InvalidInput(f"--input names {name!r} twice")
+        # Here, before there is a session that would be left without a turn.
+        check_names([name])
         inputs[name] = _from_file(value)
     return inputs
 

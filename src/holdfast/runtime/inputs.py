@@ -7,7 +7,7 @@ never pasted into the prompt: a text of fifty megabytes costs the model one line
 from __future__ import annotations
 
 import keyword
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from holdfast.core.errors import InvalidInput
@@ -17,15 +17,20 @@ from holdfast.kernels.surfaces import RESERVED_NAMES
 PREVIEW_CHARACTERS = 160
 
 
-def input_slots(inputs: Mapping[str, Any]) -> dict[str, Slot]:
-    """Return the slots of inputs; raise InvalidInput for a name that code could not use."""
-    for name in inputs:
+def check_names(names: Iterable[Any]) -> None:
+    """Raise InvalidInput for a name that code could not use."""
+    for name in names:
         usable = isinstance(name, str) and name.isidentifier() and name.isascii()
         if not usable or keyword.iskeyword(name) or name.startswith("_") or name in RESERVED_NAMES:
             raise InvalidInput(
                 f"input name {name!r} cannot be a variable: use an ASCII identifier that is no "
                 "keyword, not reserved and does not start with '_'"
             )
+
+
+def input_slots(inputs: Mapping[str, Any]) -> dict[str, Slot]:
+    """Return the slots of inputs, all of them under names that code can use."""
+    check_names(inputs)
     return {name: slot(value, "input") for name, value in inputs.items()}
 
 
