@@ -101,3 +101,34 @@ def test_the_progress_of_a_resume_says_that_the_lost_call_is_unknown(shell):
     tokens = shell.json("show", "a")["turns"][0]["steps"][-1]["usage"]
     known = tokens["input_tokens"] + tokens["output_tokens"]
     assert last.endswith(f" · {known:,}+? tokens · $0.25+?")
+
+
+def test_a_turn_that_is_killed_again_and_again_goes_on_when_it_is_forced(shell):
+    model = shell.script({"reply": cell("FINAL(1)"), "delay_ms": 3000})
+    words = ["run", "hi", "--model", model, "--session-id", "a"]
+    for life in range(1, 4):
+        killed = shell.start(*words)
+        shell.wait_for("a", "step.started", life)
+        killed.kill()
+        killed.communicate(timeout=30)
+        words = ["resume", "a"]
+    refused = shell.run("resume", "a")
+    assert refused.returncode == 1
+    assert "holdfast resume a --force" in refused.stderr
+    forced = shell.run("resume", "a", "--force")
+    assert (forced.returncode, forced.stdout) == (0, "1\n")
+
+
+@pytest.mark.parametrize("verb", [("resume",), ("send", "more")])
+def test_a_copy_with_open_work_is_driven_once_it_is_taken_over(shell, verb):
+    model = shell.script({"reply": cell("FINAL(1)"), "delay_ms": 1500}, cell("FINAL(2)"))
+    killed = shell.start("run", "hi", "--model", model, "--session-id", "a")
+    shell.wait_for("a", "step.started")
+    killed.kill()
+    killed.communicate(timeout=30)
+    shell.run("export", "a", "--output", "a.holdfast")
+    there = ("--store", str(shell.place / "there"))
+    assert shell.run(*there, "import", "a.holdfast").returncode == 0
+    words = (*there, verb[0], "a", *verb[1:])
+    assert shell.run(*words).returncode == 1
+    assert shell.run(*words, "--takeover").stdout == ("1\n" if verb == ("resume",) else "2\n")

@@ -12,6 +12,7 @@ from holdfast.core.errors import InvalidSettings
 from holdfast.core.messages import assistant
 from holdfast.core.payloads import slot
 from holdfast.models.port import ModelReply, Usage
+from holdfast.models.scripted import ScriptedModel
 from holdfast.runtime.settings import resolve
 from holdfast.stores.memory.store import MemorySessionStore
 
@@ -182,6 +183,36 @@ async def test_driving_time_ends_a_model_call_in_flight(lab: Lab) -> None:
     result = await session.send("x")
     assert isinstance(result, holdfast.TimedOut)
     assert (await runtime.state(session.id)).status == "idle"
+
+
+async def test_driving_time_is_counted_across_resumes(lab: Lab) -> None:
+    """What a turn has used up before it was broken off is not given to it again."""
+    asked = 0
+    never, waiting = asyncio.Event(), asyncio.Event()
+
+    async def respond(request):
+        nonlocal asked
+        asked += 1
+        if asked == 1:
+            return ModelReply(assistant("talk"), "slow", usage=Usage(), latency_ms=59_500)
+        waiting.set()
+        await never.wait()
+
+    class Slow(ScriptedModel):
+        async def request(self, request, *, on_delta=None):
+            return await respond(request)
+
+    options = {"model": Slow(respond, name="slow"), "turn_seconds": 60}
+    async with await holdfast.open(lab.store, **options) as runtime:
+        session = await runtime.start()
+        task = asyncio.ensure_future(session.send("x"))
+        await waiting.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    async with await holdfast.open(lab.store, **options) as runtime:
+        result = await asyncio.wait_for(runtime.resume(session.id), 20)
+        assert isinstance(result, holdfast.TimedOut)
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,8 @@ async def test_each_leaf_is_one_event_with_request_and_reply(lab: Lab) -> None:
     assert result.value == ["<one>", "<two>", "<three>"]
     leaves = [entry.fact for entry in await runtime.leaves(session.id)]
     assert [leaf.function for leaf in leaves] == ["lm", "map_lm", "map_lm"]
+    asked = {request.prompt: request.system for request in lab.requests[1:]}
+    assert asked == {"one": "", "two": "short", "three": "short"}
     assert await runtime.value(session.id, leaves[0].request) == {"prompt": "one"}
     assert await runtime.value(session.id, leaves[0].reply) == "<one>"
     assert all(leaf.cost_usd == "0" for leaf in leaves)

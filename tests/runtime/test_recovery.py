@@ -156,7 +156,10 @@ async def test_a_message_does_not_overtake_those_that_wait(lab: Lab) -> None:
     assert await messages_of(runtime, session.id) == ["one", "two", "three", "four"]
 
 
-async def test_recovery_takes_every_session_that_is_its_own_and_no_other(lab: Lab) -> None:
+async def test_recovery_takes_every_session_that_is_its_own_and_no_other(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("holdfast.runtime.runtime.RECOVER_PAGE", 1)
     mine = [await cut_short(lab, 3) for _ in range(3)]
     other = await lab.open(replies(*WORK), agents=[holdfast.Agent(name="other")])
     foreign = await other.start(agent="other")
@@ -249,6 +252,28 @@ async def test_breaking_off_is_recorded_and_can_be_resumed(lab: Lab) -> None:
     go_on = True
     result = await runtime.resume(session.id)
     assert result.value == ANSWER
+
+
+async def test_breaking_off_any_number_of_times_is_no_crash(lab: Lab) -> None:
+    waiting, patient = asyncio.Event(), False
+
+    async def respond(request):
+        if not patient:
+            waiting.set()
+            await asyncio.Event().wait()
+        return cell("FINAL(1)")
+
+    runtime = await lab.open(respond)
+    session = await runtime.start()
+    for life in range(4):
+        waiting.clear()
+        task = asyncio.ensure_future(session.resume() if life else session.send("work"))
+        await asyncio.wait_for(waiting.wait(), 20)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    patient = True
+    assert (await session.resume()).value == 1
 
 
 async def test_stop_settles_an_idle_session(lab: Lab) -> None:

@@ -8,7 +8,9 @@ import holdfast
 from holdfast.core.errors import InvalidInput, InvalidSettings, Refused, SessionNotFound
 from holdfast.core.messages import Image, assistant, user
 from holdfast.models.errors import AuthenticationFailed, ModelTimeout
+from holdfast.models.port import Attempt, ModelReply, Usage
 from holdfast.models.scripted import ScriptedModel
+from holdfast.runtime import prompt
 from holdfast.stores.port import Transient
 from holdfast.stores.verify import verify
 
@@ -302,3 +304,80 @@ async def test_the_time_of_a_turn_includes_its_last_cell(lab: Lab) -> None:
     latency = [step.put.latency_ms for step in await runtime.steps(session.id)]
     assert evals[-1] >= 300
     assert turn.put.elapsed_ms == sum(evals) + sum(latency)
+
+
+async def test_a_model_is_asked_with_the_cache_id_and_options_of_the_session_after_a_resume_too(
+    lab: Lab,
+) -> None:
+    steps = [cell("FINAL(lm('leaf'))"), cell("FINAL(2)")]
+    options = {"model_options": '{"temperature": 0.5}', "max_output_tokens": 77}
+    runtime = await lab.open(replies(*steps), **options)
+    session = await runtime.start()
+    await session.send("one")
+    await runtime.close()
+    again = await lab.open(replies(*steps))
+    await again.send(session.id, "two")
+    fork = await again.fork(session.id)
+    await fork.send("three")
+    asked = [(request.cache_id, request.purpose) for request in lab.requests]
+    own = [(session.id, "step"), (session.id, "leaf"), (session.id, "step")]
+    assert asked == [*own, (fork.id, "step"), (fork.id, "leaf")]
+    assert all(request.settings == {"temperature": 0.5} for request in lab.requests)
+    assert all(request.max_output_tokens == 77 for request in lab.requests)
+
+
+async def test_what_is_known_about_a_call_is_stored_with_it(lab: Lab) -> None:
+    attempts = (
+        Attempt("2026-01-01T00:00:00.000000Z", 0, 5, "error", "server_error", "busy"),
+        Attempt("2026-01-01T00:00:01.000000Z", 10, 20, "ok"),
+    )
+
+    class Careful:
+        name = "careful"
+
+        def ceiling_usd(self, input_tokens, output_tokens):
+            return None
+
+        async def request(self, request, *, on_delta=None):
+            text = cell("FINAL(lm('leaf'))") if request.purpose == "step" else "leaf"
+            return ModelReply(
+                assistant(text),
+                "careful-2",
+                usage=Usage(11, 7, 3, 2, 1),
+                cost_usd="0.5",
+                price_table="table-1",
+                latency_ms=35,
+                finish_reason="stop",
+                attempts=attempts,
+            )
+
+        async def close(self):
+            pass
+
+    async with await holdfast.open(lab.store, model=Careful()) as runtime:
+        session = await runtime.start()
+        await session.send("x")
+        (step,) = await runtime.steps(session.id)
+        (leaf,) = await runtime.leaves(session.id)
+        assert step.put.finish_reason == "stop"
+        for fact in (step.put, leaf.fact):
+            assert (fact.model, fact.price_table, fact.latency_ms) == ("careful-2", "table-1", 35)
+            assert fact.cost_usd == "0.5"
+            assert fact.usage == Usage(11, 7, 3, 2, 1).to_record()
+            stored = await runtime.value(session.id, fact.attempts)
+            assert stored == [attempt.to_record() for attempt in attempts]
+
+
+async def test_the_prompt_is_stored_with_its_stamp_and_holds_the_card_of_the_kernel(
+    lab: Lab,
+) -> None:
+    runtime = await lab.open(replies(cell("FINAL(1)")))
+    session = await runtime.start()
+    await session.send("x")
+    text = lab.requests[0].system
+    started = (await runtime.events(session.id, limit=1))[0].fact()
+    stored = await runtime.value(session.id, started.settings)
+    assert stored["prompt_stamp"] == prompt.stamp(text)
+    assert prompt.stamp(text) != prompt.stamp(text + " ")
+    choice = await runtime._kernels.choose("auto", None)
+    assert choice.card in text
