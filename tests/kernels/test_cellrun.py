@@ -59,11 +59,11 @@ def _by_tree(source: str, namespace: dict[str, Any]) -> Any:
     text = source if "\n" in source else source.strip()
     tree: Any = compile(text, "<cell 1>", "exec", only_tree, True)
     last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
-    cellrun._execute(compile(tree, "<cell 1>", "exec", flags, True), namespace)
+    cellrun._execute([compile(tree, "<cell 1>", "exec", flags, True)], namespace)
     if last is None:
         return None
     expression = ast.Expression(last.value)
-    return cellrun._execute(compile(expression, "<cell 1>", "eval", flags, True), namespace)
+    return cellrun._execute([compile(expression, "<cell 1>", "eval", flags, True)], namespace)
 
 
 @pytest.mark.parametrize("source", CELLS)

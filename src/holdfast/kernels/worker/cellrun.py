@@ -166,32 +166,38 @@ def run(source: str, filename: str, namespace: dict[str, Any]) -> Any:
         except SyntaxError:
             pass
         else:
-            if before is not None:
-                _execute(before, namespace)
-            return _execute(value, namespace)
+            return _execute([before, value] if before is not None else [value], namespace)
     import _ast
 
     tree: Any = compile(source, filename, "exec", AST_ONLY | flags, True)
     last = None
     if tree.body and isinstance(tree.body[-1], _ast.Expr):
         last = _ast.Expression(tree.body.pop().value)
-    if tree.body:
-        _execute(compile(tree, filename, "exec", flags, True), namespace)
-    if last is None:
-        return None
-    return _execute(compile(last, filename, "eval", flags, True), namespace)
+    codes = [compile(tree, filename, "exec", flags, True)] if tree.body else []
+    if last is not None:
+        codes.append(compile(last, filename, "eval", flags, True))
+    return _execute(codes, namespace)
 
 
-def _execute(code: Any, namespace: dict[str, Any]) -> Any:
-    result = eval(code, namespace)
-    if code.co_flags & COROUTINE:
-        import asyncio
+def _execute(codes: list[Any], namespace: dict[str, Any]) -> Any:
+    """Run the parts of a cell and return the value of the last."""
+    result = None
+    if not any(code.co_flags & COROUTINE for code in codes):
+        for code in codes:
+            result = eval(code, namespace)
+        return result
+    import asyncio
 
-        async def main() -> Any:
-            return await result
+    async def main() -> Any:
+        # All in one event loop: what a line starts or waits on may be awaited in the last one.
+        result = None
+        for code in codes:
+            result = eval(code, namespace)
+            if code.co_flags & COROUTINE:
+                result = await result
+        return result
 
-        return asyncio.run(main())
-    return result
+    return asyncio.run(main())
 
 
 def describe_error(error: BaseException, sources: Sources) -> dict[str, Any]:
