@@ -64,6 +64,26 @@ CAREFUL = {
         "x('?').name",
         "A",
     ),
+    "an inverted flag": (
+        "from enum import Flag, auto\nclass x(Flag):\n    R = auto()\n    W = auto()\n"
+        "    RW = R | W\ny = ~x.R",
+        "(y is x.W, (x.R | x.W) is x.RW, ~x.W is x.R)",
+        (True, True, True),
+    ),
+    "enum members that hold each other": (
+        "from enum import Enum\nclass x(Enum):\n    A = 1\n    B = 2\n"
+        "x.A.other, x.B.other = x.B, x.A\ny = [x.A]",
+        "(y[0].other is x.B, x.B.other is x.A)",
+        (True, True),
+    ),
+    "a hint that names its own class": (
+        "from typing import List, Optional, TypeVar\nclass Node:\n"
+        "    def __init__(self, next: Optional['Node'] = None):\n        self.next = next\n"
+        "T = TypeVar('T', bound='Node')\ndef x(n: 'Node') -> List['Node']:\n    return [n]",
+        "import typing\n(typing.get_type_hints(Node.__init__)['next'] == Optional[Node],"
+        " typing.get_type_hints(x)['return'] == List[Node], T.__bound__.__forward_arg__)",
+        (True, True, "Node"),
+    ),
     "exceptions": (
         "try:\n    open('/nope')\nexcept OSError as e:\n    x = e\n"
         "try:\n    compile('1+', 'f', 'exec')\nexcept SyntaxError as e:\n    y = e",

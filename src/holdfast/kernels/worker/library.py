@@ -9,6 +9,7 @@ import sys
 
 from holdfast.kernels.worker.makers import (
     cached_property_,
+    forward_,
     lru_cache_,
     new_type,
     parameters_,
@@ -32,6 +33,16 @@ def _type_variable(value: Any) -> Any:
     return type_variable, (value.__name__, value.__constraints__, value.__bound__)
 
 
+def _forward(value: Any) -> Any:
+    # Not the code that it has compiled, nor what it was last found to mean.
+    return forward_, (
+        value.__forward_arg__,
+        value.__forward_is_argument__,
+        value.__forward_module__,
+        value.__forward_is_class__,
+    )
+
+
 def _dataclass_singleton(value: Any) -> Any:
     owner = sys.modules["dataclasses"]
     found = next(key for key, item in vars(owner).items() if item is value)
@@ -41,6 +52,7 @@ def _dataclass_singleton(value: Any) -> Any:
 RULES: dict[tuple[str, str], Callable[[Any], Any]] = {
     ("functools", "_lru_cache_wrapper"): _lru_cache,
     ("functools", "cached_property"): lambda v: (cached_property_, (v.func, v.attrname)),
+    ("typing", "ForwardRef"): _forward,
     ("typing", "NewType"): lambda v: (new_type, (v.__name__, v.__supertype__)),
     ("typing", "ParamSpec"): lambda v: (parameters_, (v.__name__,)),
     ("typing", "TypeVar"): _type_variable,

@@ -115,6 +115,14 @@ def enum_(meta: Any, name: str, bases: Any, given: dict[str, Any], members: dict
     return cls
 
 
+def set_enum(cls: Any, state: tuple[dict[str, Any], dict[str, dict[str, Any]]]) -> None:
+    """Give an enumeration its attributes and those of its members (stored format)."""
+    attributes, members = state
+    set_class(cls, attributes)
+    for name, own in members.items():
+        cls.__members__[name].__dict__.update(own)
+
+
 def exception_(cls: Any, args: tuple[Any, ...]) -> Any:
     """Make an exception without running its constructor (stored format)."""
     error = cls.__new__(cls, *args)
@@ -187,6 +195,13 @@ def new_type(name: str, supertype: Any) -> Any:
     return made
 
 
+def forward_(argument: str, is_argument: bool, module: Any, is_class: bool) -> Any:
+    """Make a type hint that names what is not there yet (stored format)."""
+    import typing
+
+    return typing.ForwardRef(argument, is_argument, module, is_class=is_class)
+
+
 def parameters_(name: str) -> Any:
     """Make a parameter specification (stored format)."""
     import typing
@@ -214,6 +229,6 @@ def cached_property_(function: Any, name: str | None) -> Any:
 PLAIN_MAKERS = (
     *(marker, cell_, proxy_, class_, set_class, enum_, exception_, type_variable),
     *(instance_, built_, set_instance, new_type, parameters_),
-    *(set_exception,),
+    *(set_exception, set_enum, forward_),
     *(lru_cache_, cached_property_, set_function),
 )

@@ -32,6 +32,7 @@ from holdfast.kernels.worker.makers import (
     marker,
     proxy_,
     set_class,
+    set_enum,
     set_exception,
     set_function,
     set_instance,
@@ -349,8 +350,10 @@ class Reduction:
     def _enum(
         self, cls: Any, attributes: dict[str, Any], given: dict[str, Any], dropped: set[str]
     ) -> Any:
-        members = {
-            name: (member._value_, {k: v for k, v in vars(member).items() if k not in _MEMBER})
+        members: dict[str, Any] = {k: (v._value_, {}) for k, v in cls.__members__.items()}
+        # Put in place once the class is there: they may hold other members.
+        own = {
+            name: {k: v for k, v in vars(member).items() if k not in _MEMBER}
             for name, member in cls.__members__.items()
         }
         skipped = dropped | set(members) | _ENUM_OWN
@@ -367,10 +370,10 @@ class Reduction:
             kept.pop("__new__", None)
         kept = {k: v for k, v in kept.items() if not _inherited_enum(cls, k, v)}
         arguments = (type(cls), cls.__name__, cls.__bases__, given, members)
-        return enum_, arguments, kept, None, None, set_class
+        return enum_, arguments, (kept, own), None, None, set_enum
 
 
-_MEMBER = frozenset({"_value_", "_name_", "__objclass__", "_sort_order_"})
+_MEMBER = frozenset({"_value_", "_name_", "__objclass__", "_sort_order_", "_inverted_"})
 _ENUM_OWN = frozenset(
     {"__new__", "__new_member__", "__members__", "__reduce_ex__", "__class_getitem__"}
 )
