@@ -164,3 +164,18 @@ async def test_an_interrupt_between_cells_does_nothing(cpython: CpythonKernel) -
     await driver.run("x = 1")
     await driver.session.interrupt()
     assert await driver.value("sum(range(1000))") == 499500
+
+
+async def test_of_threads_that_call_final_at_once_the_first_one_counts(
+    cpython: CpythonKernel,
+) -> None:
+    for _ in range(5):
+        driver = await KernelDriver.open(cpython)
+        result = await driver.run(
+            "import threading\nstart = threading.Barrier(8)\n"
+            "def answer(n):\n    start.wait()\n    FINAL('x' * 50_000 + str(n))\n"
+            "threads = [threading.Thread(target=answer, args=(n,)) for n in range(8)]\n"
+            "[t.start() for t in threads]\n[t.join() for t in threads]"
+        )
+        assert result.status == "final"
+        assert result.final is not None

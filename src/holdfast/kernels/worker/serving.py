@@ -57,6 +57,8 @@ class Worker:
         self.stdout, self.stderr = Capture("<stdout>"), Capture("<stderr>")
         self.engine_names: dict[str, Any] = {}
         self.final: dict[str, Any] | None = None
+        # Held by the thread that fixes the answer: the first one does.
+        self._fixing = _thread.allocate_lock()
         self.cells = 0
 
     def serve(self, incoming: int, outgoing: int) -> NoReturn:
@@ -138,9 +140,13 @@ class Worker:
         if not self.bridge.open:
             raise CallError("FINAL was called outside of a running cell")
         if self.final is None:
-            self.final = self._encoded(value)
-            self.bridge.refusal = Final
-            self.channel.send({"kind": "final", "value": self.final})
+            encoded = self._encoded(value)
+            with self._fixing:
+                first = self.final is None
+                if first:
+                    self.final, self.bridge.refusal = encoded, Final
+            if first:
+                self.channel.send({"kind": "final", "value": encoded})
         raise Final
 
     def _encoded(self, value: Any) -> dict[str, Any]:
