@@ -191,3 +191,23 @@ async def test_what_inspect_refuses_in_monty_is_the_cells_error(call: str) -> No
         assert (await driver.run(call)).status in ("error", "limit")
     finally:
         await kernel.close()
+
+
+@pytest.mark.parametrize("use", ["with x: pass", "x['a'] = 1", "async with x: pass", "del x.a"])
+async def test_what_was_not_kept_says_so_however_it_is_used(
+    cpython: CpythonKernel, use: str
+) -> None:
+    driver = await KernelDriver.open(cpython)
+    await driver.run("import threading\nx = threading.Lock()")
+    result = await driver.run(use)
+    assert result.error is not None
+    assert "was not kept" in result.error.message
+
+
+async def test_a_program_finds_no_arguments(cpython: CpythonKernel) -> None:
+    driver = await KernelDriver.open(cpython)
+    code = (
+        "import argparse\nparser = argparse.ArgumentParser()\n"
+        "parser.add_argument('--n', type=int, default=3)\nparser.parse_args().n"
+    )
+    assert await driver.value(code) == 3

@@ -40,6 +40,9 @@ class Marker:
 
     __call__ = __iter__ = __next__ = __len__ = __getitem__ = __enter__ = __setattr__ = _refuse
     __bool__ = __add__ = __contains__ = __await__ = _refuse
+    # `with` looks for both ends before it calls the first.
+    __exit__ = __aenter__ = __aexit__ = __aiter__ = __anext__ = _refuse
+    __setitem__ = __delitem__ = __delattr__ = _refuse
 
 
 def marker(kind: str, reason: str) -> Marker:

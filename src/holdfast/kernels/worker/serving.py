@@ -35,6 +35,8 @@ class Worker:
     """One session's interpreter."""
 
     def __init__(self) -> None:
+        # As in an interactive session: what the worker was started with is not the cell's.
+        sys.argv = [""]
         self.shield = Shield(Interrupted)
         _signal.signal(_signal.SIGINT, self.shield.interrupt)
         self.channel = Channel(self.shield)
