@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.kernels.cpython import CpythonKernel
+from holdfast.kernels.cpython import CpythonKernel, CpythonSession
 from holdfast.kernels.monty import MontyKernel
 from holdfast.kernels.port import HostFunction, KernelSettings
 from holdfast.testing.kernel_driver import KernelDriver
@@ -211,3 +211,34 @@ async def test_a_program_finds_no_arguments(cpython: CpythonKernel) -> None:
         "parser.add_argument('--n', type=int, default=3)\nparser.parse_args().n"
     )
     assert await driver.value(code) == 3
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        "class Box:\n    def __init__(self):\n        self.lock = threading.Lock()\nx = Box()",
+        "lock = threading.Lock()\nx = SimpleNamespace(lock=lock)",
+        "x = SimpleNamespace(lock=threading.Lock())\nlock = x.lock",
+    ],
+)
+async def test_what_is_lost_inside_of_something_is_lost_for_every_later_cell(
+    cpython: CpythonKernel, made: str
+) -> None:
+    driver = await KernelDriver.open(cpython)
+    await driver.run(f"import threading\nfrom types import SimpleNamespace\n{made}")
+    use = "with x.lock:\n    pass"
+    live = await driver.run(use)
+    restored = await (await driver.reopen()).run(use)
+    assert live.error is not None
+    assert restored.error is not None
+    assert live.error.message == restored.error.message
+
+
+async def test_a_worker_stays_if_all_that_it_lost_is_replaced(cpython: CpythonKernel) -> None:
+    driver = await KernelDriver.open(cpython)
+    await driver.run("import re, threading\nm = re.match('a', 'a')\nlock = threading.Lock()")
+    assert isinstance(driver.session, CpythonSession)
+    worker = driver.session.worker
+    assert worker is not None
+    await driver.run("x = {'held': m}")
+    assert driver.session.worker is worker

@@ -288,10 +288,10 @@ async def test_sessions_go_on_after_the_process_that_workers_come_from_was_kille
         pytest.fail("the session did not come back")
 
 
-# It hides its thread, since a worker with one left running is ended for that alone.
-FLOOD = SEND + (
+# It hides its thread and keeps no lock: a worker is ended for one of these left behind alone.
+FLOOD = (
     "import _thread, threading\n_thread._count = lambda: 0\n"
-    "quiet = threading.Event()\ndef flood():\n    quiet.wait(0.3)\n"
+    "def flood():\n    send = lm._bridge.channel.send\n    threading.Event().wait(0.3)\n"
     "    call = {'kind': 'call', 'id': 9, 'function': 'lm', 'files': [], 'threads': 1,\n"
     "        'arguments': {'args': ['a' * 100_000], 'kwargs': {}}}\n"
     "    while True: send(call)\n"

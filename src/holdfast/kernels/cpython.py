@@ -234,8 +234,8 @@ class CpythonSession:
         checkpoint = None
         if done.checkpoint is not None:
             checkpoint = self._keep(done.checkpoint)
-        if done.checkpoint is None or done.threads:
-            # What goes on in there would make its namespace another one than the checkpoint's.
+        if done.checkpoint is None or done.threads or done.stale:
+            # Its namespace is, or may become, another one than that of the checkpoint.
             assert self.worker is not None
             self._drop(self.worker)
         return results.finished(run, done, checkpoint, results.losses(lost, checkpoint, before))

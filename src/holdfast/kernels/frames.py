@@ -120,6 +120,8 @@ class DoneFrame(_Frame, tag="done", frozen=True):
     checkpoint: CheckpointPart | None
     # Threads that the cell left running: they may change what the checkpoint holds.
     threads: _Count = 0
+    # The worker holds something that the checkpoint does not: a restore would go on differently.
+    stale: bool = False
 
 
 class OpenedFrame(_Frame, tag="opened", frozen=True):

@@ -35,6 +35,7 @@ _TEXT_SLOTS = 240
 _SCAN = 5000
 _DEEP = 30_000
 PREVIEW = 80
+_ALONE = 2  # references to a value that only a variable held: ours and that of who counts
 _LONGEST_NAME = 400  # as the host has it
 OWN_NAMES = frozenset(
     {"__name__", "__builtins__", "__doc__", "__loader__", "__spec__", "__package__"}
@@ -134,6 +135,8 @@ class Namespace:
         self._last: dict[str, tuple[Any, dict[str, Any]]] = {}
         self._moved = False
         self._last_changed = ""
+        # Names of the last dump with something inside that only this process holds.
+        self._halved: set[str] = set()
         self._slots: dict[int, _Slot] = {}
         self._fillers = [object() for _ in range(RESERVED)]
         self._memo: Any = None
@@ -176,11 +179,13 @@ class Namespace:
         pickler.reducer_override = self.reduction.reduce  # type: ignore[method-assign]
         pickler.memo = self._memo
         marked = self.reduction.marked
+        self._halved.clear()
         entries = []
         for name in names:
             value = variables[name]
             self._pieces.begin()
             marked.clear()
+            before = self.reduction.lost
             if name in failing:
                 value = Marker(type(value).__qualname__, failing[name])
             try:
@@ -191,7 +196,10 @@ class Namespace:
                 failing[name] = f"{type(error).__name__}: {error}".partition("\n")[0][:200]
                 return None
             lost = list(marked)
+            fresh = self.reduction.lost > before
             whole = bool(lost) and (name in failing or not self._reducible(value))
+            if fresh and not whole:
+                self._halved.add(name)
             entry = self._entry(name, variables[name], self._pieces.finish(), lost, whole)
             if self._move_back(names, entry):
                 return None
@@ -273,13 +281,21 @@ class Namespace:
             self._order.append(self._last_changed)
             self._last_changed = ""
 
-    def drop_unrestorable(self, entries: list[dict[str, Any]]) -> None:
-        """Put markers in place of what the checkpoint does not have: one truth for all."""
+    def drop_unrestorable(self, entries: list[dict[str, Any]]) -> bool:
+        """Put markers in place of what the checkpoint does not have: one truth for all.
+
+        Return whether all is now as a restore would make it: no marker can be put inside of what
+        is kept, or where else a value is held that became one.
+        """
+        alike = not self._halved
         for entry in entries:
-            if entry["whole"] and not isinstance(self.variables[entry["name"]], Marker):
+            value = self.variables[entry["name"]] if entry["whole"] else None
+            if entry["whole"] and not isinstance(value, Marker):
                 made = Marker(*entry["marked"][0])
                 self.variables[entry["name"]] = made
                 self._last[entry["name"]] = (made, entry)
+                alike = alike and sys.getrefcount(value) <= _ALONE
+        return alike
 
     # Large text
 

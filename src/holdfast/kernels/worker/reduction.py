@@ -60,6 +60,8 @@ class Reduction:
         self.functions: dict[str, Any] = {}
         self.error_type: Callable[[str], type] = lambda name: Exception
         self.marked: list[tuple[str, str]] = []
+        # How many things that the worker still holds were marked, ever.
+        self.lost = 0
         # The worker's own objects that a cell can hold: kept by name, never by what is in them.
         self.engine: dict[str, Any] = {}
         self._statements: dict[str, list[tuple[int, int]]] = {}
@@ -80,7 +82,7 @@ class Reduction:
             classmethod: lambda method: (classmethod, (method.__func__,)),
             staticmethod: lambda method: (staticmethod, (method.__func__,)),
             memoryview: self._mark("views belong to a running process; keep the bytes instead"),
-            Marker: lambda m: self._marker(m._holdfast_kind, m._holdfast_reason),
+            Marker: self._kept_marker,
             HostFunction: lambda f: (self.host_function, (f._holdfast_path,)),
         }
         self._publish()
@@ -176,7 +178,13 @@ class Reduction:
 
     def _marker(self, kind: str, reason: str) -> Any:
         self.marked.append((kind, reason))
+        self.lost += 1
         return marker, (kind, reason)
+
+    def _kept_marker(self, value: Any) -> Any:
+        told = (value._holdfast_kind, value._holdfast_reason)
+        self.marked.append(told)
+        return marker, told
 
     def _module(self, module: Any) -> Any:
         name = module.__name__

@@ -61,6 +61,8 @@ class Worker:
         self.final: dict[str, Any] | None = None
         # Held by the thread that fixes the answer: the first one does.
         self._fixing = _thread.allocate_lock()
+        # Whether the last checkpoint lacks something that this process still holds.
+        self._stale = False
         self.cells = 0
 
     def serve(self, incoming: int, outgoing: int) -> NoReturn:
@@ -184,7 +186,7 @@ class Worker:
 
     def _checkpoint(self) -> dict[str, Any]:
         dumped = self.namespace.dump()
-        self.namespace.drop_unrestorable(dumped["variables"])
+        self._stale = not self.namespace.drop_unrestorable(dumped["variables"])
         drawn, random = self.pins.chance.drawn, self.pins.random_state()
         kept = {"cells": self.cells, "drawn": drawn, "random": random}
         return dumped | kept | self.interpreter.settings()
@@ -250,6 +252,7 @@ class Worker:
             "repaired": repaired,
             "checkpoint": checkpoint,
             "threads": _thread._count(),
+            "stale": self._stale,
         }
         self.channel.send(message)
 
