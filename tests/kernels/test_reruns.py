@@ -351,3 +351,51 @@ async def test_a_cached_function_makes_the_same_calls_in_a_warm_worker_and_a_res
     again = await fresh.run(code, recorded=recorded[:2])
     assert again.status == "ok", again.detail
     assert [call.key for call in fresh.recorded] == [call.key for call in recorded]
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        "{'apple', 'pear', 'kiwi', 'fig', 'date', 'plum'}",
+        "set('the quick brown fox jumps over the lazy dog again and again until done'.split())",
+        "{'a', 'b', 'c'} | {str(n) for n in range(40)}",
+        "{(str(n), n) for n in range(50)} - {('3', 3)}",
+        "{str(n) for n in range(2000)}",
+        "{-2, -1, 8, 16}",
+    ],
+)
+async def test_a_set_of_an_earlier_cell_is_gone_through_in_the_same_order(
+    cpython: CpythonKernel, made: str
+) -> None:
+    driver = await KernelDriver.open(cpython)
+    await driver.run(f"words = {made}\nheld = [words, dict(inner=set(words))]")
+    seen = "(list(words), list(held[1]['inner']))"
+    live = await driver.value(seen)
+    assert await driver.value(seen) == live
+    for _ in range(2):
+        assert await (await driver.reopen()).value(seen) == live
+    first = driver.manifest
+    await driver.run("None")
+    assert driver.manifest is not None
+    assert first is not None
+    assert driver.manifest["variables"] == first["variables"]
+
+
+async def test_a_cell_parked_while_it_goes_through_a_set_does_not_diverge(
+    cpython: CpythonKernel,
+) -> None:
+    asked = asyncio.Event()
+
+    async def slow(text: str) -> str:
+        if not asked.is_set():
+            asked.set()
+            await asyncio.sleep(0.2)
+        return text.upper()
+
+    settings = KernelSettings(functions=(HostFunction("lm"),))
+    driver = await KernelDriver.open(cpython, settings, lm=slow)
+    await driver.run("words = {'apple', 'pear', 'kiwi', 'fig', 'date', 'plum'}")
+    running = asyncio.ensure_future(driver.run("out = [lm(w) for w in words]\nlen(out)"))
+    await asked.wait()
+    await driver.session.park()
+    assert (await running).status == "ok"

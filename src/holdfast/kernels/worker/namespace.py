@@ -9,12 +9,14 @@ those that did not change, and with them their chunks, stay the same.
 
 from __future__ import annotations
 
+import _thread
 import sys
 from itertools import islice
 
 from holdfast.kernels.worker import render
 from holdfast.kernels.worker.makers import Marker, marker
 from holdfast.kernels.worker.reduction import Reduction
+from holdfast.kernels.worker.sets import EMPTY_SET, SetOrder
 
 try:
     from _sha2 import sha256 as _small_sha256  # type: ignore[import-not-found]
@@ -74,6 +76,7 @@ class Pieces:
     def __init__(self, known: set[str], send: Callable[[str, list[bytes]], None]) -> None:
         self._known = known
         self._send = send
+        self.has_sets = False
         self.begin()
 
     def begin(self) -> None:
@@ -91,6 +94,7 @@ class Pieces:
             self._parts, self._size = [data], size
             self._cut()
             return
+        self.has_sets = self.has_sets or EMPTY_SET in data
         self._parts.append(data)
         self._size += size
         if self._size >= PIECE:
@@ -137,6 +141,7 @@ class Namespace:
         self._last_changed = ""
         # Names of the last dump with something inside that only this process holds.
         self._halved: set[str] = set()
+        self._sets = SetOrder()
         self._slots: dict[int, _Slot] = {}
         self._fillers = [object() for _ in range(RESERVED)]
         self._memo: Any = None
@@ -148,11 +153,13 @@ class Namespace:
         try:
             failing: dict[str, str] = {}
             names = self._ordered()
-            self._moved = False
+            self._moved = self._pieces.has_sets = ordered = False
             while True:
                 entries = self._attempt(names, failing)
                 if entries is not None:
-                    break
+                    if ordered or not self._order_sets():
+                        break
+                    ordered = True
         finally:
             sys.setrecursionlimit(limit)
         self._settle(entries)
@@ -162,6 +169,15 @@ class Namespace:
         self.known.update(slot.piece[0] for slot in self._slots.values())
         self.known.update(piece[0] for entry in entries for piece in entry["pieces"] if piece[0])
         return {"slots": slots, "variables": entries}
+
+    def _order_sets(self) -> bool:
+        """Put the sets of a dump in order, if there are any; tell if they have to be dumped anew.
+
+        Not while threads use them: a worker that has any left ends with its cell.
+        """
+        if not self._pieces.has_sets or _thread._count():
+            return False
+        return self._sets.settle()
 
     def _attempt(self, names: list[str], failing: dict[str, str]) -> list[dict[str, Any]] | None:
         variables = self.variables
@@ -345,6 +361,8 @@ class Namespace:
         from holdfast.kernels.worker.pickling import load_streams
 
         values, lost = load_streams(streams, slots)
+        if any(EMPTY_SET in stream for stream in streams):
+            self._sets.settle()
         self.variables.update(zip(names, values, strict=True))
         self._order = names
         self._last = {
