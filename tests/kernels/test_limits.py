@@ -179,3 +179,12 @@ async def test_of_threads_that_call_final_at_once_the_first_one_counts(
         )
         assert result.status == "final"
         assert result.final is not None
+
+
+async def test_what_a_cell_could_make_within_its_memory_can_be_restored_within_it(
+    cpython: CpythonKernel,
+) -> None:
+    settings = KernelSettings(limits=KernelLimits(memory_bytes=300 << 20))
+    driver = await KernelDriver.open(cpython, settings)
+    await driver.run("kept = 1\nx = bytearray(110 << 20)")
+    assert await (await driver.reopen()).value("(kept, len(x))") == (1, 110 << 20)

@@ -339,29 +339,30 @@ class Namespace:
 
     # Back
 
-    def load(self, stored: dict[str, Any], take: Callable[[], bytes]) -> list[tuple[str, str]]:
+    def load(
+        self, stored: dict[str, Any], take: Callable[[], bytes | bytearray]
+    ) -> list[tuple[str, str]]:
         """Fill the namespace from stored entries; return what could not be made again."""
         slots: list[Any] = [None] * RESERVED
         slots[_NAMESPACE_SLOT] = self.variables
         slots[_BUILTINS_SLOT] = sys.modules["builtins"].__dict__
         for index, is_text, piece in stored["slots"]:
             data = take()
-            value = data.decode("utf-8", "surrogatepass") if is_text else data
+            value = data.decode("utf-8", "surrogatepass") if is_text else bytes(data)
             slots[index] = value
             self._slots[id(value)] = _Slot(index, value, piece)
             self.known.add(piece[0])
         streams = []
         for entry in stored["variables"]:
-            parts = [take() if piece[0] else piece[2] for piece in entry["pieces"]]
+            streams.append([take() if piece[0] else piece[2] for piece in entry["pieces"]])
             self.known.update(piece[0] for piece in entry["pieces"] if piece[0])
-            streams.append(b"".join(parts) if len(parts) != 1 else parts[0])
         names = [entry["name"] for entry in stored["variables"]]
         if not names:
             return []
         from holdfast.kernels.worker.pickling import load_streams
 
         values, lost = load_streams(streams, slots)
-        if any(EMPTY_SET in stream for stream in streams):
+        if any(EMPTY_SET in part for parts in streams for part in parts):
             self._sets.settle()
         self.variables.update(zip(names, values, strict=True))
         self._order = names

@@ -76,31 +76,38 @@ class Channel:
         self._buffer = b""
         # Kept here, because model code may replace the attributes of the modules.
         self._read, self._write, self._loads = os.read, os.write, marshal.loads
+        self._readv = os.readv
 
     def receive(self) -> Any:
         """Return the next message of the host."""
         with self.shield:
             return self._loads(self._frame())
 
-    def receive_bytes(self) -> bytes:
+    def receive_bytes(self) -> bytes | bytearray:
         """Return the next raw chunk of the host."""
         with self.shield:
             return self._frame()
 
-    def _frame(self) -> bytes:
+    def _frame(self) -> bytes | bytearray:
         buffer = self._buffer
         while len(buffer) < 5:
             buffer += self._some(READ_BYTES)
         size = 5 + int.from_bytes(buffer[1:5], "big")
-        missing = size - len(buffer)
-        if missing > 0:
-            parts = [buffer]
-            while missing > 0:
-                parts.append(self._some(min(missing, 1 << 24)))
-                missing -= len(parts[-1])
-            buffer = b"".join(parts)
-        self._buffer = buffer[size:]
-        return buffer[5:size]
+        if size <= len(buffer):
+            self._buffer = buffer[size:]
+            return buffer[5:size]
+        self._buffer = b""
+        # Read to where it stays: a large chunk leaves no room for copies of it.
+        body = bytearray(size - 5)
+        filled = len(buffer) - 5
+        body[:filled] = buffer[5:]
+        view = memoryview(body)
+        while filled < len(body):
+            read = self._readv(self.incoming, [view[filled:]])
+            if not read:
+                os._exit(0)
+            filled += read
+        return body
 
     def _some(self, size: int) -> bytes:
         data = self._read(self.incoming, size)
