@@ -188,3 +188,12 @@ async def test_what_a_cell_could_make_within_its_memory_can_be_restored_within_i
     driver = await KernelDriver.open(cpython, settings)
     await driver.run("kept = 1\nx = bytearray(110 << 20)")
     assert await (await driver.reopen()).value("(kept, len(x))") == (1, 110 << 20)
+
+
+async def test_a_variable_that_a_cell_lets_go_makes_room_in_that_cell(
+    cpython: CpythonKernel,
+) -> None:
+    settings = KernelSettings(limits=KernelLimits(memory_bytes=300 << 20))
+    driver = await KernelDriver.open(cpython, settings)
+    await driver.run("x = bytearray(110 << 20)")
+    assert await driver.value("x = None\nx = bytearray(180 << 20)\nlen(x)") == 180 << 20

@@ -136,7 +136,8 @@ class Namespace:
         self.known: set[str] = set()
         self._pieces = Pieces(self.known, send)
         self._order: list[str] = []
-        self._last: dict[str, tuple[Any, dict[str, Any]]] = {}
+        # Of each name the identity of its value, which must not be kept alive by this.
+        self._last: dict[str, tuple[int, dict[str, Any]]] = {}
         self._moved = False
         self._last_changed = ""
         # Names of the last dump with something inside that only this process holds.
@@ -250,7 +251,7 @@ class Namespace:
         move: list[str] = []
         for name in self._order:
             if name in variables:
-                (stay if variables[name] is last[name][0] else move).append(name)
+                (stay if id(variables[name]) == last[name][0] else move).append(name)
         old = set(self._order)
         new = [name for name in variables if name not in old and name not in OWN_NAMES]
         new = [name for name in new if type(name) is str and 0 < len(name) <= _LONGEST_NAME]
@@ -266,7 +267,7 @@ class Namespace:
         whole: bool,
     ) -> dict[str, Any]:
         last = self._last.get(name)
-        if last is not None and last[0] is value and last[1]["pieces"] == pieces:
+        if last is not None and last[0] == id(value) and last[1]["pieces"] == pieces:
             return last[1]
         large = self._slots.get(id(value))
         size = len(value) if large is not None else self._pieces.size
@@ -291,7 +292,8 @@ class Namespace:
 
     def _settle(self, entries: list[dict[str, Any]]) -> None:
         """Remember this dump, and put last next time what is known to have changed in place."""
-        self._last = {entry["name"]: (self.variables[entry["name"]], entry) for entry in entries}
+        values = self.variables
+        self._last = {entry["name"]: (id(values[entry["name"]]), entry) for entry in entries}
         if self._last_changed:
             self._order.remove(self._last_changed)
             self._order.append(self._last_changed)
@@ -309,7 +311,7 @@ class Namespace:
             if entry["whole"] and not isinstance(value, Marker):
                 made = Marker(*entry["marked"][0])
                 self.variables[entry["name"]] = made
-                self._last[entry["name"]] = (made, entry)
+                self._last[entry["name"]] = (id(made), entry)
                 alike = alike and sys.getrefcount(value) <= _ALONE
         return alike
 
@@ -367,7 +369,7 @@ class Namespace:
         self.variables.update(zip(names, values, strict=True))
         self._order = names
         self._last = {
-            entry["name"]: (value, entry)
+            entry["name"]: (id(value), entry)
             for entry, value in zip(stored["variables"], values, strict=True)
         }
         return [(names[index], reason) for index, reason in lost]
