@@ -86,7 +86,10 @@ def test_transient_text_is_asked_for_each_request_and_stands_in_no_stamp() -> No
 
 @pytest.mark.parametrize(
     "module",
-    ["os", "json", "FINAL", "inspect", "lm", "holdfast", "class", "_private", "a.b", "two words"],
+    [
+        *("os", "json", "FINAL", "inspect", "lm", "holdfast", "class", "_private", "a.b"),
+        *("two words", "\uff4f\uff53", "\uff26INAL"),
+    ],
 )
 def test_a_reserved_or_impossible_module_name_is_refused(module: str) -> None:
     with pytest.raises(InvalidSettings, match="surface 'x'"):
@@ -100,6 +103,8 @@ def test_a_reserved_or_impossible_module_name_is_refused(module: str) -> None:
         SurfaceFunction("__getattr__", print),
         SurfaceFunction("f", print, "(a, a"),
         SurfaceFunction("f", print, "():\n    import os\ndef g()"),
+        SurfaceFunction("f", print, "(a): return 1 #"),
+        SurfaceFunction("f", print, "(a) -> int: pass; b"),
         SurfaceFunction("f", print, effect="maybe"),  # type: ignore[arg-type]
         SurfaceFunction("f", "print"),  # type: ignore[arg-type]
     ],

@@ -11,6 +11,7 @@ import ast
 import keyword
 import logging
 import sys
+import unicodedata
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, get_args
@@ -178,7 +179,9 @@ def _check_distinct(surfaces: tuple[Surface, ...]) -> None:
 
 
 def _check_name(surface: Surface, name: str) -> None:
-    if not name.isidentifier() or keyword.iskeyword(name) or name.startswith("_"):
+    # Python reads other spellings of a letter as that letter: `ｏｓ` imports `os`.
+    spelled = unicodedata.normalize("NFKC", name) == name
+    if not (spelled and name.isidentifier()) or keyword.iskeyword(name) or name.startswith("_"):
         raise InvalidSettings(f"surface {surface.id!r}: {name!r} is not a public Python name")
     if name in RESERVED_NAMES:
         raise InvalidSettings(f"surface {surface.id!r}: {name!r} is reserved")
@@ -192,7 +195,8 @@ def _check_function(surface: Surface, function: SurfaceFunction) -> None:
     if function.effect not in _EFFECTS:
         raise InvalidSettings(f"{where}: effect is one of {_EFFECTS}, not {function.effect!r}")
     try:
-        parsed = ast.parse(f"def {function.name}{function.signature}: ...").body
+        # The body stands on a line of its own, so that the signature cannot bring one.
+        parsed = ast.parse(f"def {function.name}{function.signature}:\n    ...").body
     except SyntaxError:
         parsed = []
     if len(parsed) != 1 or "\n" in function.signature:
