@@ -185,3 +185,13 @@ def test_notes_and_tracebacks_are_bounded_and_say_what_they_leave_out() -> None:
     assert len(observe_death("x" * 500_000)) < 5_000
     diverged = CellResult("diverged", EMPTY, EMPTY, detail="d" * 500_000)
     assert len(observe_cell(diverged)) < 5_000
+
+
+@pytest.mark.parametrize("code", ["list(range(100_000))", "{'a': {'b': ['x' * 300] * 500}}"])
+async def test_no_size_is_told_of_a_large_value_but_its_own(
+    cpython: CpythonKernel, code: str
+) -> None:
+    driver = await KernelDriver.open(cpython)
+    shown = observe_cell(await driver.run(code))
+    assert "of it left out" in shown
+    assert " of 3" not in shown.split("»")[1]

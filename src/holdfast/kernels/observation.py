@@ -19,6 +19,8 @@ DETAIL_CHARACTERS = 2_000
 NOTES = 20
 NOTE_CHARACTERS = 200
 
+_COUNTED = (" characters", " bytes")
+
 _LIMITS = {
     "memory": "went over its memory limit",
     "cpu": "went over its CPU time limit",
@@ -76,7 +78,10 @@ def show_value(value: ValueView) -> str:
     text = value.text
     if text.whole and text.size <= VALUE_CHARACTERS:
         return text.head
-    return f"«{_cut(value.kind, NOTE_CHARACTERS)}» {_ends(text, PREVIEW_CHARACTERS)}"
+    # How long the rest is was not counted, but for text: the kind says how large the value is.
+    counted = text.whole or value.kind.endswith(_COUNTED)
+    ends = _ends(text, PREVIEW_CHARACTERS, counted=counted)
+    return f"«{_cut(value.kind, NOTE_CHARACTERS)}» {ends}"
 
 
 def _stream(text: Excerpt, label: str, fit: int) -> list[str]:
@@ -87,8 +92,8 @@ def _stream(text: Excerpt, label: str, fit: int) -> list[str]:
     return [label + _ends(text, fit).rstrip("\n")]
 
 
-def _ends(text: Excerpt, fit: int) -> str:
-    """Return the head and the tail of a text with what lies between them counted."""
+def _ends(text: Excerpt, fit: int, *, counted: bool = True) -> str:
+    """Return the head and the tail of a text with what lies between them counted, if it was."""
     source_tail = text.tail if not text.whole else text.head
     head = text.head[: fit - fit // 3]
     room = min(fit // 3, text.size - len(head))
@@ -96,6 +101,8 @@ def _ends(text: Excerpt, fit: int) -> str:
     left_out = text.size - len(head) - len(tail)
     if left_out <= 0:
         return head + tail
+    if not counted:
+        return f"{head} […most of it left out…] {tail}"
     return f"{head} […{left_out} of {text.size} characters left out…] {tail}"
 
 
