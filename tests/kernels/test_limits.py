@@ -197,3 +197,33 @@ async def test_a_variable_that_a_cell_lets_go_makes_room_in_that_cell(
     driver = await KernelDriver.open(cpython, settings)
     await driver.run("x = bytearray(110 << 20)")
     assert await driver.value("x = None\nx = bytearray(180 << 20)\nlen(x)") == 180 << 20
+
+
+async def test_descriptors_that_a_cell_lost_are_not_missing_in_the_next(
+    cpython: CpythonKernel,
+) -> None:
+    driver = await KernelDriver.open(cpython, KernelSettings(limits=KernelLimits(open_files=40)))
+    result = await driver.run("import os\nkept = [1]\nwhile True:\n    os.dup(1)")
+    assert result.error is not None
+    assert result.error.type == "OSError"
+    assert await driver.value("import decimal\nkept") == [1]
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import threading\ndef talk():\n    while True:\n        print('y' * 500)\n"
+        "t = threading.Thread(target=talk)\nt.start()\nt.join()\nkept = 2",
+        "kept = 2\nprint('\\U0001f600' * 40_000)",
+        "kept = 2\ntry:\n    print('x' * 200_000)\nexcept BaseException:\n    pass",
+    ],
+)
+async def test_the_output_limit_counts_bytes_and_holds_in_every_thread(
+    cpython: CpythonKernel, code: str
+) -> None:
+    limits = KernelLimits(output_bytes=100_000)
+    driver = await KernelDriver.open(cpython, KernelSettings(limits=limits))
+    result = await driver.run(code)
+    assert (result.status, result.limit) == ("limit", "output")
+    assert "printed more than its output limit" in observe_cell(result)
+    assert await driver.value("kept") == 2

@@ -55,7 +55,13 @@ class Capture:
         self._kept = 0
         self._tail: list[str] = []
         self._tail_kept = 0
+        self._bytes = 0
         self.size = 0
+
+    @property
+    def overflowed(self) -> bool:
+        """Return whether more was printed than the limit allows, in whichever thread."""
+        return 0 < self._limit < self._bytes
 
     def unlimit(self) -> None:
         """Take what comes after the cell's own end without raising."""
@@ -65,6 +71,7 @@ class Capture:
         if not isinstance(text, str):
             raise TypeError(f"write() argument must be str, not {type(text).__name__}")
         self.size += len(text)
+        self._bytes += len(text if text.isascii() else text.encode("utf-8", "surrogatepass"))
         room = self._fit - self._kept
         head, rest = text[:room], text[room:]
         if head:
@@ -76,7 +83,7 @@ class Capture:
             if self._tail_kept > 4 * self._fit:
                 joined = "".join(self._tail)[-self._fit :]
                 self._tail, self._tail_kept = [joined], len(joined)
-        if self._limit and self.size > self._limit:
+        if self.overflowed:
             raise OutputLimit
         return len(text)
 

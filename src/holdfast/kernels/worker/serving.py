@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 STACK_BYTES = 96 << 20
 QUICK_NS = 50_000_000
+_ROOM_FILES = 4
 ENCODED_CHARACTERS = 1 << 16
 
 
@@ -214,6 +215,9 @@ class Worker:
             try:
                 value = cellrun.run(command["source"], filename, self.variables)
                 _join_threads()
+                if self.stdout.overflowed or self.stderr.overflowed:
+                    # It was raised in a thread, or the cell went on in spite of it.
+                    raise OutputLimit
                 outcome["value"] = self._view(value, command["value_fit"])
             finally:
                 self.shield.lower()
@@ -252,7 +256,7 @@ class Worker:
             "repaired": repaired,
             "checkpoint": checkpoint,
             "threads": _thread._count(),
-            "stale": self._stale,
+            "stale": self._stale or not _can_open(self.channel.incoming),
         }
         self.channel.send(message)
 
@@ -295,6 +299,19 @@ def _close(descriptors: list[int]) -> None:
             os.close(descriptors.pop())
         except OSError:
             continue
+
+
+def _can_open(descriptor: int) -> bool:
+    """Tell whether a cell has left room to open a few files: nothing else closes what it lost."""
+    opened: list[int] = []
+    try:
+        while len(opened) < _ROOM_FILES:
+            opened.append(os.dup(descriptor))
+    except OSError:
+        return False
+    finally:
+        _close(opened)
+    return True
 
 
 def _is_module(value: Any, name: str) -> bool:
