@@ -195,3 +195,14 @@ async def test_no_size_is_told_of_a_large_value_but_its_own(
     shown = observe_cell(await driver.run(code))
     assert "of it left out" in shown
     assert " of 3" not in shown.split("»")[1]
+
+
+async def test_of_a_value_that_is_kept_in_part_no_more_is_said_to_be_lost(
+    cpython: CpythonKernel,
+) -> None:
+    driver = await KernelDriver.open(cpython)
+    result = await driver.run("import threading\nx = {'n': 1, 'lock': threading.Lock()}")
+    assert "Note: a part of `x` is not kept for later cells (holds a " in observe_cell(result)
+    assert await driver.value("x['n']") == 1
+    lost = await driver.run("y = threading.Lock()")
+    assert "Note: `y` is not kept for later cells (_thread.lock: " in observe_cell(lost)

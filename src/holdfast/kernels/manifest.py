@@ -207,6 +207,7 @@ def _losses(manifest: Mapping[str, Any]) -> set[Unrestorable]:
         Unrestorable(
             variable["name"],
             f"{kind}: {reason}" if variable["whole"] else f"holds a {kind}: {reason}",
+            not variable["whole"],
         )
         for variable in manifest["variables"]
         for kind, reason in variable["marked"]

@@ -113,8 +113,8 @@ def _cut(text: str, fit: int) -> str:
 
 def _notes(result: CellResult) -> list[str]:
     notes = [
-        f"Note: `{_cut(item.name, NOTE_CHARACTERS)}` is not kept for later cells "
-        f"({_cut(item.reason, NOTE_CHARACTERS)})."
+        f"Note: {'a part of ' if item.partly else ''}`{_cut(item.name, NOTE_CHARACTERS)}` is not "
+        f"kept for later cells ({_cut(item.reason, NOTE_CHARACTERS)})."
         for item in result.unrestorable[:NOTES]
     ]
     more = len(result.unrestorable) - NOTES

@@ -192,10 +192,11 @@ class CellError(msgspec.Struct, frozen=True):
 
 
 class Unrestorable(msgspec.Struct, frozen=True):
-    """A name whose value cannot be kept, and why."""
+    """A name whose value, or a part of whose value, cannot be kept, and why."""
 
     name: str
     reason: str
+    partly: bool = False
 
 
 class Checkpoint(msgspec.Struct, frozen=True):
