@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.core.errors import KernelDied
 from holdfast.kernels.cpython import CpythonKernel, CpythonSession
 from holdfast.kernels.monty import MontyKernel
 from holdfast.kernels.port import HostFunction, KernelSettings
@@ -242,3 +243,26 @@ async def test_a_worker_stays_if_all_that_it_lost_is_replaced(cpython: CpythonKe
     assert worker is not None
     await driver.run("x = {'held': m}")
     assert driver.session.worker is worker
+
+
+@pytest.mark.parametrize("body", ["while True:\n            pass", "import os; os._exit(1)"])
+async def test_a_class_that_ends_every_worker_which_restores_it_does_not_end_its_session(
+    cpython: CpythonKernel, monkeypatch: pytest.MonkeyPatch, body: str
+) -> None:
+    monkeypatch.setattr("holdfast.kernels.cpython._SETUP_SECONDS", 1.0)
+    driver = await KernelDriver.open(cpython)
+    await driver.run(
+        "kept = [1]\nclass Sour:\n    def __init__(self):\n        self.n = 2\n"
+        f"    def __setstate__(self, state):\n        {body}\nx = Sour()\ny = {{'in': Sour()}}"
+    )
+    await driver.reopen()
+    for _ in range(2):
+        with pytest.raises(KernelDied):
+            await driver.run("kept")
+    result = await driver.run("(kept, x.n, y['in'].n)")
+    assert result.status == "ok"
+    assert {item.name for item in result.unrestorable} == {"x", "y"}
+    assert "__setstate__ was not run" in result.unrestorable[0].reason
+    assert await driver.value("(kept, x.n, y['in'].n)") == ([1], 2, 2)
+    await driver.session.park()
+    assert await driver.value("kept") == [1]

@@ -49,6 +49,8 @@ from holdfast.kernels.workers import Lost, Worker
 OUTPUT_FIT = 12_000
 VALUE_FIT = 4_000
 CHEAP_NS = 5_000_000_000
+# After so many the namespace is loaded without running what the model's classes do about it.
+FAILED_LOADS = 2
 _SETUP_SECONDS = 60.0
 
 
@@ -133,6 +135,8 @@ class CpythonSession:
         self._chunks = manifests.Chunks()
         self._inputs: dict[str, Encoded] = {}
         self._lost: tuple[Unrestorable, ...] = ()
+        # How often in a row a worker died while it loaded the namespace.
+        self._failed_loads = 0
         self._offered = {function.path: function.pure for function in settings.functions}
         self._run: Run | None = None
         self._closed = False
@@ -265,9 +269,11 @@ class CpythonSession:
                 for name, value in self._inputs.items():
                     await setup.bind(worker, name, value)
         except Lost as lost:
+            self._failed_loads += 1
             self._pool.forget(self)
             raise lost.error from None
-        except BaseException:
+        except BaseException as error:
+            self._failed_loads += isinstance(error, KernelDied)
             self._drop(worker)
             raise
         return worker
@@ -278,11 +284,13 @@ class CpythonSession:
 
     async def _load(self, worker: Worker, manifest: Mapping[str, Any]) -> None:
         random = await self._chunk(payloads.from_record(manifest["random"]))
-        worker.ask(setup.load_command(manifest, random))
+        careful = self._failed_loads >= FAILED_LOADS
+        worker.ask(setup.load_command(manifest, random, careful=careful))
         for slot in manifests.slots(manifest):
             if slot.data is None:
                 worker.send_raw(frames.chunk_frame(await self._chunk(slot)))
         loaded = await setup.reply(worker, frames.LoadedFrame, self._chunks)
+        self._failed_loads = FAILED_LOADS if careful else 0
         self._lost += tuple(Unrestorable(name, reason) for name, reason in loaded.lost)
 
     async def _chunk(self, slot: payloads.Slot) -> bytes:

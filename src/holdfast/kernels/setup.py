@@ -43,8 +43,13 @@ async def open_worker(worker: Worker, settings: KernelSettings, *, confined: boo
         raise ConfinementMissing(f"the worker says that its confinement is {opened.level!r}")
 
 
-def load_command(manifest: Mapping[str, Any], random: bytes) -> dict[str, Any]:
-    """Return the command that fills a namespace; the chunks follow it."""
+def load_command(
+    manifest: Mapping[str, Any], random: bytes, *, careful: bool = False
+) -> dict[str, Any]:
+    """Return the command that fills a namespace; the chunks follow it.
+
+    A careful worker runs no code of the model's classes meanwhile.
+    """
     return {
         "id": 0,
         "do": "load",
@@ -52,6 +57,7 @@ def load_command(manifest: Mapping[str, Any], random: bytes) -> dict[str, Any]:
         "cells": manifest["cells"],
         "drawn": manifest["drawn"],
         "random": random,
+        "careful": careful,
         "recursion_limit": manifest.get("recursion_limit", 0),
         "decimal": manifest.get("decimal", ""),
     }

@@ -342,7 +342,7 @@ class Namespace:
     # Back
 
     def load(
-        self, stored: dict[str, Any], take: Callable[[], bytes | bytearray]
+        self, stored: dict[str, Any], take: Callable[[], bytes | bytearray], *, careful: bool
     ) -> list[tuple[str, str]]:
         """Fill the namespace from stored entries; return what could not be made again."""
         slots: list[Any] = [None] * RESERVED
@@ -363,7 +363,7 @@ class Namespace:
             return []
         from holdfast.kernels.worker.pickling import load_streams
 
-        values, lost = load_streams(streams, slots)
+        values, lost = load_streams(streams, slots, careful=careful)
         if any(EMPTY_SET in part for parts in streams for part in parts):
             self._sets.settle()
         self.variables.update(zip(names, values, strict=True))

@@ -70,7 +70,7 @@ def _prologue() -> bytes:
 
 
 def load_streams(
-    streams: list[list[bytes | bytearray]], slots: list[Any]
+    streams: list[list[bytes | bytearray]], slots: list[Any], *, careful: bool = False
 ) -> tuple[list[Any], list[tuple[int, str]]]:
     """Return the values of pickled streams that share one memo, and (index, reason) of losses.
 
@@ -81,6 +81,8 @@ def load_streams(
     gc.disable()
     sys.setrecursionlimit(max(limit, DEEP))
     try:
+        if careful:
+            raise _pickle.UnpicklingError("not by the interpreter")
         parts = [part for stream in streams for part in stream]
         unpickler = Unpickler(Parts([_prologue(), *parts]), slots)
         unpickler.load()
@@ -89,7 +91,8 @@ def load_streams(
         # Something in there cannot be made here: read again, slowly, with markers in its place.
         from holdfast.kernels.worker.tolerant import load_with_markers
 
-        return load_with_markers(_prologue(), [b"".join(parts) for parts in streams], slots)
+        joined = [b"".join(parts) for parts in streams]
+        return load_with_markers(_prologue(), joined, slots, careful=careful)
     finally:
         sys.setrecursionlimit(limit)
         if enabled:

@@ -168,7 +168,8 @@ class Worker:
 
     def load(self, command: dict[str, Any]) -> None:
         """Fill the empty namespace from a checkpoint whose chunks follow in order."""
-        lost = self.namespace.load(command["stored"], self.channel.receive_bytes)
+        take, careful = self.channel.receive_bytes, command["careful"]
+        lost = self.namespace.load(command["stored"], take, careful=careful)
         self.pins.restore(command["drawn"], command["random"])
         self.interpreter.restore(command["recursion_limit"], command["decimal"])
         self.cells = command["cells"]

@@ -11,7 +11,7 @@ import pickle
 import pickletools
 from types import BuiltinFunctionType, FunctionType
 
-from holdfast.kernels.worker.makers import Marker
+from holdfast.kernels.worker.makers import MAIN, Marker, set_instance
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,9 +24,11 @@ _Unpickler: Any = pickle._Unpickler
 class _Tolerant(_Unpickler):  # type: ignore[misc]
     dispatch: ClassVar[dict[int, Callable[[Any], None]]] = dict(_Unpickler.dispatch)
 
-    def __init__(self, stream: Any, slots: list[Any]) -> None:
+    def __init__(self, stream: Any, slots: list[Any], *, careful: bool = False) -> None:
         super().__init__(stream)
         self._slots = slots
+        # Whether to run nothing of the model's own: it may be what ended the worker before.
+        self.careful = careful
         self.reasons: list[str] = []
         # What could not be put into a container yet, by the identity of the container.
         self._late: dict[int, tuple[Any, list[tuple[Callable[..., None], list[Any]]]]] = {}
@@ -71,6 +73,19 @@ class _Tolerant(_Unpickler):  # type: ignore[misc]
                     self._lost(type(target).__name__, failure)
                 return
 
+    def take_state(self, instance: Any, state: Any) -> bool:
+        """Give an instance its state without its `__setstate__`, and tell if it has one."""
+        cls = type(instance)
+        if not any(vars(base).get("__setstate__") for base in cls.__mro__ if base is not object):
+            return False
+        if cls.__module__ == MAIN:
+            held = state[0] if type(state) is tuple and state else state
+            if type(held) is dict and hasattr(instance, "__dict__"):
+                object.__getattribute__(instance, "__dict__").update(held)
+            self.reasons.append(f"{cls.__name__}: its __setstate__ was not run")
+            return True
+        return False
+
     def _lost(self, kind: str, error: BaseException) -> Marker:
         reason = f"{type(error).__name__}: {error}".partition("\n")[0][:200]
         self.reasons.append(f"{kind}: {reason}")
@@ -88,6 +103,8 @@ def _guarded(load: Callable[[Any], None], pops: int) -> Callable[[Any], None]:
             del self.stack[depth - pops :]
             self.stack.append(maker)
             return
+        if self.careful and _passed_over(self, taken, called=load is _Unpickler.load_reduce):
+            return
         try:
             load(self)
         except Exception as error:
@@ -98,6 +115,24 @@ def _guarded(load: Callable[[Any], None], pops: int) -> Callable[[Any], None]:
             self.stack.append(self._lost(kind.__name__, error))
 
     return handle
+
+
+def _passed_over(self: Any, taken: list[Any], *, called: bool) -> bool:
+    """Do what an opcode asks for without code of the model, if it is such code that it asks for."""
+    maker, argument = taken[0], taken[-1]
+    if maker is set_instance and self.take_state(argument[0], argument[1][0]):
+        self.stack[-2:] = [None]
+        return True
+    if not isinstance(maker, (type, FunctionType)):
+        if len(taken) == 2 and self.take_state(maker, argument):
+            del self.stack[-1]
+            return True
+        return False
+    made_by_class = isinstance(maker, type) and not called and "__new__" not in vars(maker)
+    if maker.__module__ != MAIN or made_by_class:
+        return False
+    self.stack[-len(taken) :] = [self._lost(maker.__name__, RuntimeError("it was not run"))]
+    return True
 
 
 for _code, _load, _pops in (
@@ -150,7 +185,7 @@ _Tolerant.dispatch[pickle.FROZENSET[0]] = _frozenset
 
 
 def load_with_markers(
-    prologue: bytes, streams: list[bytes], slots: list[Any]
+    prologue: bytes, streams: list[bytes], slots: list[Any], *, careful: bool = False
 ) -> tuple[list[Any], list[tuple[int, str]]]:
     """Return the values, and (index, reason) for each in which a marker stands."""
     unpickler = _Tolerant(io.BytesIO(prologue), slots)
@@ -159,7 +194,7 @@ def load_with_markers(
     values: list[Any] = []
     lost: list[tuple[int, str]] = []
     for index, stream in enumerate(streams):
-        unpickler = _Tolerant(io.BytesIO(stream), slots)
+        unpickler = _Tolerant(io.BytesIO(stream), slots, careful=careful)
         unpickler.memo = memo
         known = len(memo)
         try:
