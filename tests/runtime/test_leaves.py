@@ -1,6 +1,8 @@
 """Leaf calls: one event each, no session, errors that code can catch, nothing paid twice."""
 
 import asyncio
+import threading
+from pathlib import Path
 
 import pytest
 
@@ -8,6 +10,8 @@ import holdfast
 from holdfast.kernels.surfaces import Surface, SurfaceFunction
 from holdfast.models.errors import RateLimited, ServerError
 from holdfast.models.scripted import ScriptedModel
+from holdfast.runtime import gate
+from holdfast.runtime.gate import LeafGate
 
 from .conftest import Lab, cell, replies
 
@@ -112,6 +116,58 @@ async def test_the_leaf_gate_is_process_wide(lab: Lab) -> None:
     session = await runtime.start()
     assert (await session.send("x")).value == 20
     assert most == 3
+
+
+async def test_the_leaf_gate_counts_over_all_runtimes_and_threads(lab: Lab, tmp_path: Path) -> None:
+    """The first calls take until each of three runtimes has its three under way or waiting."""
+    guard, running, most, met = threading.Lock(), 0, 0, False
+
+    async def respond(request):
+        nonlocal running, most, met
+        if request.purpose == "step":
+            return cell("FINAL(len(map_lm(['x'] * 6)))")
+        with guard:
+            running += 1
+            most = max(most, running)
+        while not met:
+            met = running + gate.waiting() == 9
+            await asyncio.sleep(0)
+        with guard:
+            running -= 1
+        return "ok"
+
+    def in_a_thread() -> int:
+        model = ScriptedModel(respond, name="scripted")
+        place = f"sqlite:{tmp_path / 'sync'}"
+        with holdfast.open_sync(place, model=model, leaf_concurrency=3) as runtime:
+            return runtime.send(runtime.start(), "x").value
+
+    runtimes = [await lab.open(respond, leaf_concurrency=3) for _ in range(2)]
+    sessions = [await runtime.start() for runtime in runtimes]
+    here = [session.send("x") for session in sessions]
+    other, *results = await asyncio.gather(asyncio.to_thread(in_a_thread), *here)
+    assert [other, *(result.value for result in results)] == [6, 6, 6]
+    assert most == 3
+
+
+async def test_a_call_that_is_broken_off_at_the_gate_leaves_it_as_it_was() -> None:
+    one, two = LeafGate(1), LeafGate(2)
+    async with one:
+        waiting = [asyncio.ensure_future(way.__aenter__()) for way in (one, one, two, two)]
+        await asyncio.sleep(0)
+        assert [task.done() for task in waiting] == [False, False, True, False]
+        waiting[0].cancel()
+        await asyncio.wait({waiting[0]})
+        await two.__aexit__()
+        await asyncio.wait({waiting[3]})
+        await two.__aexit__()
+    await asyncio.sleep(0)
+    waiting[1].cancel()  # it was let through meanwhile
+    await asyncio.wait({waiting[1]})
+    if not waiting[1].cancelled():
+        await one.__aexit__()
+    async with one:
+        pass
 
 
 @pytest.mark.parametrize("how", ["start", "agent", "before"])

@@ -39,6 +39,7 @@ from holdfast.models.port import Delta, Model, ModelReply, ModelRequest
 from holdfast.runtime import governor
 from holdfast.runtime.blueprint import Blueprint
 from holdfast.runtime.evaluation import Evaluated, Evaluation
+from holdfast.runtime.gate import LeafGate
 from holdfast.runtime.governor import Excess
 from holdfast.runtime.journal import Journal
 from holdfast.runtime.leaves import Leaves
@@ -75,7 +76,7 @@ class Drive:
     engine: str
     model: Model
     leaf_model: Model
-    leaf_gate: asyncio.Semaphore
+    leaf_gate: LeafGate
     surfaces: tuple[Surface, ...]
     revived: bool = False
     announced: bool = False

@@ -31,6 +31,7 @@ from holdfast.runtime.agent import Agent
 from holdfast.runtime.blueprint import Blueprint
 from holdfast.runtime.drive import Drive
 from holdfast.runtime.evaluation import checkpoint_slots
+from holdfast.runtime.gate import LeafGate
 from holdfast.runtime.journal import Journal, hydrate
 from holdfast.runtime.repeats import result_of
 from holdfast.runtime.results import BudgetExceeded, Failed, Stopped, Suspended, TurnResult
@@ -95,7 +96,7 @@ class Driver:
         agent: Agent | None,
         model: Callable[[str], Model],
         kernels: Kernels,
-        leaf_gate: asyncio.Semaphore,
+        leaf_gate: LeafGate,
         reply_gate: asyncio.Semaphore,
         stop_asked: asyncio.Future[None],
         warm: Warm | None = None,

@@ -30,6 +30,7 @@ from holdfast.kernels.port import (
 from holdfast.models.asking import ask
 from holdfast.models.port import Model, ModelReply, ModelRequest
 from holdfast.runtime import governor
+from holdfast.runtime.gate import LeafGate
 from holdfast.runtime.journal import Journal
 from holdfast.runtime.settings import Settings
 from holdfast.runtime.transcript import estimate_tokens
@@ -66,7 +67,7 @@ class Leaves:
     journal: Journal
     model: Model
     settings: Settings
-    gate: asyncio.Semaphore  # of the runtime, over all its sessions
+    gate: LeafGate
     first_user_text: str
     cache_id: str | None
     turn: int

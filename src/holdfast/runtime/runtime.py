@@ -39,6 +39,7 @@ from holdfast.runtime import blueprint as blueprints
 from holdfast.runtime.agent import Agent
 from holdfast.runtime.driver import Driver, Warm, Work
 from holdfast.runtime.forks import fork_session
+from holdfast.runtime.gate import LeafGate
 from holdfast.runtime.reads import Reads
 from holdfast.runtime.repeats import result_of
 from holdfast.runtime.results import Queued, Stopped, TurnResult
@@ -127,7 +128,7 @@ class Runtime(Reads):
         self.agents = {agent.name: agent for agent in agents or (Agent(),)}
         self._models: dict[str, Model] = dict(models or {})
         self._kernels = kernels or Kernels()
-        self._leaf_gate = asyncio.Semaphore(resolved.settings.leaf_concurrency)
+        self._leaf_gate = LeafGate(resolved.settings.leaf_concurrency)
         self._reply_gate = asyncio.Semaphore(REPLIES_AT_ONCE)
         self._stops = Stops(store)
         self._owns_store = owns_store
