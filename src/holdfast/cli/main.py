@@ -67,6 +67,20 @@ class Commands(click.Group):
         command: click.Command = getattr(module, f"{cmd_name}_command")
         return command
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Return the command that was meant; say which one may have been where there is none."""
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            import difflib
+
+            close = difflib.get_close_matches(args[0], COMMANDS, n=1)
+            if not close:
+                raise
+            raise click.UsageError(f"{error.message} Did you mean {close[0]!r}?", ctx) from error
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the list of commands without importing them."""
         for section, commands in SECTIONS.items():

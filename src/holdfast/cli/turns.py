@@ -20,7 +20,15 @@ from holdfast.core.errors import InvalidInput, StoreNotFound
 from holdfast.core.ids import friendly_name
 from holdfast.core.state import broken_off_spend
 from holdfast.runtime.inputs import check_names
-from holdfast.runtime.results import BudgetExceeded, Failed, Final, Queued, Suspended, TurnResult
+from holdfast.runtime.results import (
+    BudgetExceeded,
+    Failed,
+    Final,
+    Queued,
+    Stopped,
+    Suspended,
+    TurnResult,
+)
 from holdfast.runtime.runtime import Runtime, open_runtime
 from holdfast.runtime.settings import CHOICES, NAMES, NUMBERS
 from holdfast.stores.choose import store_url
@@ -279,7 +287,8 @@ async def _tell(call: Call, runtime: Runtime, session: str, result: TurnResult |
             nothing = TurnResult(session=session, head=info.head)
             call.answer(result_document(nothing, status=info.status), "")
         else:
-            note(f"nothing is open in {session}; send it a message")
+            look = call.command_line("show", session)
+            note(f"nothing is open in {session}; send it a message, or see: {look}")
         return 0
     if call.as_json:
         call.answer(result_document(result), "")
@@ -299,6 +308,12 @@ async def _tell(call: Call, runtime: Runtime, session: str, result: TurnResult |
         case Failed() | BudgetExceeded():
             look = call.command_line("show", session)
             note(f"{result.status}: {result.error.rstrip('.')}. See: {look}")
+            if isinstance(result, BudgetExceeded) and result.limit == "context_tokens":
+                earlier = call.command_line("fork", session, "--head", "HEAD")
+                note(f"The transcript stays too long here; go on before it was: {earlier}")
+        case Stopped(turn=None):
+            fork = call.command_line("fork", session)
+            note(f"stopped: {session} has ended and works no messages; go on with: {fork}")
         case _:
             note(f"{result.status}: {getattr(result, 'error', '') or session}")
     return result.EXIT_CODE

@@ -36,6 +36,7 @@ _EXTRAS = {
     "google": "google",
     "bedrock": "bedrock",
 }
+_KEY = re.compile(r"\b[A-Z][A-Z0-9_]*_(?:API_KEY|TOKEN)\b")
 _OLLAMA_URL = "http://localhost:11434/v1"
 
 
@@ -91,12 +92,24 @@ def _provider_model(
     try:
         return infer_model(f"{provider}:{model}", make_provider)
     except (UserError, ValueError) as error:
-        raise InvalidSettings(f"model '{provider}:{model}' cannot be used: {error}") from error
+        raise InvalidSettings(
+            f"model '{provider}:{model}' cannot be used: {_next_step(error)}"
+        ) from error
     except TypeError as error:
         raise InvalidSettings(
             f"provider {provider!r} does not take {' and '.join(arguments)} ({error}); "
             "set it up through its own environment variables"
         ) from error
+
+
+def _next_step(error: Exception) -> str:
+    """Return what to do about a provider that cannot be set up; its own advice is for others."""
+    text = str(error)
+    if key := _KEY.search(text):
+        return f"set {key.group()} to its key"
+    if text.startswith("Unknown provider"):
+        return f"{text}; use {', '.join(sorted(_EXTRAS))}, openai-compatible or script:FILE"
+    return text
 
 
 def _openai_compatible(model: str, url: str | None, api_key: str | None) -> ProviderModel:

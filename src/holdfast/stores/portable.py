@@ -48,8 +48,9 @@ FORMAT_VERSION = 1
 PAGE_EVENTS = 500
 
 
-async def export_sessions(store: SessionStore, session_ids: Sequence[str], path: Path) -> int:
+async def export_sessions(store: SessionStore, session_ids: Sequence[str], path: str | Path) -> int:
     """Write sessions to a new file, atomically; return how many events it holds."""
+    path = Path(path)
     session_ids = list(dict.fromkeys(session_ids))  # naming one twice is no reason to hold it twice
     for session_id in session_ids:
         await store.session_info(check_id(session_id))
@@ -86,9 +87,9 @@ async def export_sessions(store: SessionStore, session_ids: Sequence[str], path:
     return events
 
 
-async def import_sessions(store: SessionStore, path: Path) -> list[ImportOutcome]:
+async def import_sessions(store: SessionStore, path: str | Path) -> list[ImportOutcome]:
     """Check a whole file, then store its sessions; raise before anything is stored if it is bad."""
-    logs = await asyncio.to_thread(_read, path)
+    logs = await asyncio.to_thread(_read, Path(path))
     return [
         await store.import_log(session_id, log.events, log.payloads, log.erased)
         for session_id, log in logs.items()

@@ -218,7 +218,8 @@ def held_error(info: LeaseInfo) -> LeaseHeld:
     """Return the error that says who drives a session."""
     return LeaseHeld(
         f"session {info.session!r} is driven by {info.holder} (owner {info.owner!r}, epoch "
-        f"{info.epoch}); wait for it, stop it, or put a message into the inbox",
+        f"{info.epoch}); wait for it, stop it, or let a message wait in its inbox "
+        "(when_busy='queue', --queue)",
         holder=info.holder,
         owner=info.owner,
         epoch=info.epoch,

@@ -1,0 +1,58 @@
+"""What the command line advises where it cannot do what was asked."""
+
+from __future__ import annotations
+
+import pytest
+from conftest import cell
+
+
+def test_a_mistyped_command_brings_the_one_that_may_be_meant(shell):
+    done = shell.run("rnu", "hi")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "Did you mean 'run'?" in done.stderr
+    assert "Did you mean" not in shell.run("xylophone").stderr
+
+
+@pytest.mark.parametrize(
+    ("model", "advice"),
+    [
+        ("anthropic:claude-sonnet-5-5", "set ANTHROPIC_API_KEY to its key"),
+        ("openai:gpt-5", "set OPENAI_API_KEY to its key"),
+        ("gogle:gemini", "Unknown provider: gogle; use anthropic, azure, bedrock, google"),
+    ],
+)
+def test_a_model_that_cannot_be_used_brings_its_own_next_step(shell, model, advice):
+    keys = {"ANTHROPIC_API_KEY": "", "OPENAI_API_KEY": ""}
+    shell.environment = {
+        name: value for name, value in shell.environment.items() if name not in keys
+    }
+    done = shell.run("run", "hi", "--model", model)
+    assert done.returncode != 0
+    assert advice in done.stderr
+    assert "Pydantic" not in done.stderr
+
+
+def test_a_stopped_session_says_that_it_works_no_messages_and_how_to_go_on(shell):
+    model = shell.script(cell("FINAL(1)"))
+    shell.run("run", "hi", "--model", model, "--session-id", "a")
+    assert shell.run("stop", "a").returncode == 0
+    done = shell.run("send", "a", "more")
+    assert (done.returncode, done.stdout) == (6, "")
+    assert "works no messages; go on with: holdfast" in done.stderr
+    assert "fork a" in done.stderr
+
+
+def test_a_transcript_that_is_too_long_says_how_to_go_on(shell):
+    model = shell.script(cell("FINAL(1)"), cell("FINAL(2)"))
+    options = ("--model", model, "--session-id", "a", "--context-tokens", "4000")
+    assert shell.run("run", "hi", *options).returncode == 0
+    done = shell.run("send", "a", "long " * 4000)
+    assert done.returncode == 4
+    assert "fork a --head HEAD" in done.stderr
+
+
+def test_a_session_with_nothing_open_says_where_its_answer_is(shell):
+    shell.run("run", "hi", "--model", shell.script(cell("FINAL(1)")), "--session-id", "a")
+    done = shell.run("resume", "a")
+    assert done.returncode == 0
+    assert "show a" in done.stderr
