@@ -12,6 +12,7 @@ import os
 from pathlib import Path
 
 from holdfast.core.errors import InvalidInput, StoreNotFound, StoreUnsafe
+from holdfast.stores.place import denied_error
 from holdfast.stores.port import SessionStore
 
 STORE_FOLDER = ".holdfast"
@@ -58,14 +59,14 @@ async def open_store(
         return MemorySessionStore()
     path = Path(place)
     other = "files" if kind == "sqlite" else "sqlite"
-    if await asyncio.to_thread((path / MARKS[other]).exists):
+    if await asyncio.to_thread(_is_there, path / MARKS[other]):
         # Opened as another kind it would look empty, and be taken for that kind from then on.
         raise StoreUnsafe(
             f"{place!r} holds a store of kind {other!r}; open it as {other}:{place}, or name "
             "another place"
         )
     # A folder that something else made is no store either: looking leaves nothing in it.
-    if not create and not await asyncio.to_thread((path / MARKS[kind]).exists):
+    if not create and not await asyncio.to_thread(_is_there, path / MARKS[kind]):
         raise StoreNotFound(
             f"there is no store at {place!r}; start a session there first, or name another with "
             f"--store or ${STORE_VARIABLE}"
@@ -77,6 +78,13 @@ async def open_store(
     from holdfast.stores.sqlite.store import SqliteSessionStore
 
     return await SqliteSessionStore.open(path)
+
+
+def _is_there(path: Path) -> bool:
+    try:
+        return path.exists()
+    except PermissionError as error:
+        raise denied_error(path) from error
 
 
 def _as_url(text: str) -> str:
@@ -92,6 +100,6 @@ def _as_url(text: str) -> str:
     if colon and len(kind) > 1 and kind.isalnum() and "/" not in kind and not Path(text).exists():
         raise InvalidInput(f"{text!r} is no store: use a path, or one of {', '.join(KINDS)}:PATH")
     path = Path(text).expanduser().absolute()
-    sqlite, files = ((path / MARKS[kind]).exists() for kind in ("sqlite", "files"))
+    sqlite, files = (_is_there(path / MARKS[kind]) for kind in ("sqlite", "files"))
     marked_files = files and not sqlite
     return f"{'files' if marked_files else 'sqlite'}:{path}"

@@ -10,7 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from holdfast.core.errors import StoreUnsafe
+from holdfast.core.errors import StoreFailed, StoreUnsafe
 
 NETWORK = frozenset(
     {"9p", "acfs", "afpfs", "afs", "beegfs", "ceph", "cifs", "davfs", "fhgfs", "gfs2", "glusterfs"}
@@ -40,6 +40,14 @@ def check_local(path: Path, *, force: bool = False) -> None:
             "trusted; choose a local directory, or force it if only one machine ever opens it",
             file_system=kind,
         )
+
+
+def denied_error(path: Path) -> StoreFailed:
+    """Return what one meets who may not even look at a store."""
+    return StoreFailed(
+        f"{str(path)!r} cannot be read by this user; ask its owner for permission or for an export",
+        path=str(path),
+    )
 
 
 def is_network(kind: str) -> bool:

@@ -2,19 +2,24 @@
 
 SQL stands in `queries.sql` and in the numbered migrations, never in Python. The bundled SQLite of
 apsw is used because older ones can corrupt a WAL that two processes reset at once.
+
+A file that this user may not write is opened to look. SQLite keeps locks and an index beside a
+write-ahead log, which a mere reader cannot make: where there is a log he uses what its writer left,
+and where there is none he reads the file as one that does not change, and looks whether it did.
 """
 
 from __future__ import annotations
 
 import hashlib
 import logging
+import os
 import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import apsw
 
@@ -27,12 +32,17 @@ from holdfast.core.errors import (
     StoreUnsafe,
 )
 from holdfast.core.events import now
+from holdfast.stores.place import denied_error
 
 logger = logging.getLogger("holdfast.stores")
+
+T = TypeVar("T")
 
 OLDEST_SQLITE = 3_051_003
 BUSY_SECONDS = 30.0
 TRUNCATE_SECONDS = 2.0
+LOOKS = 20
+"""How often a file that changed under one who looks is read again."""
 CHECKPOINT_PAGES = 4096
 APPLICATION_ID = 0x486F6C64  # "Hold"
 
@@ -94,6 +104,10 @@ class Database:
             )
         self.path = path
         self._vfs = vfs
+        self._log = path.with_name(path.name + "-wal")
+        self._index = path.with_name(path.name + "-shm")
+        writable = os.access(path, os.W_OK) and os.access(path.parent, os.W_OK)
+        self.read_only = os.access(path, os.F_OK) and not writable
 
     def connect(self) -> apsw.Connection:
         """Return a new connection with this store's settings."""
@@ -105,6 +119,80 @@ class Database:
             connection.pragma("trusted_schema", "OFF")
             connection.wal_autocheckpoint(CHECKPOINT_PAGES)
         return connection
+
+    def look(self, work: Callable[[apsw.Connection], T]) -> T:
+        """Do something with a connection that only reads, over one moment of the file.
+
+        It has a connection of its own: what an older one holds may be of another moment.
+        """
+        for _ in range(LOOKS):
+            before = self._mark()
+            failure: Exception | None = None
+            try:
+                connection = self._connect_to_look()
+                try:
+                    result = work(connection)
+                finally:
+                    connection.close(True)
+            except (HoldfastError, *FAILURES) as error:
+                failure = error
+            if self._mark() == before:
+                if failure is not None:
+                    raise failure
+                return result
+        raise StoreFailed(
+            f"{str(self.path)!r} cannot be written by this user and changed under every read of "
+            "it; try again, or copy the folder to where you can write",
+            path=str(self.path),
+        )
+
+    def _connect_to_look(self) -> apsw.Connection:
+        if not os.access(self.path, os.R_OK):
+            raise denied_error(self.path)
+        has_log = self._find_log() is not None
+        # Whatever SQLite could still make beside the file would be in its owner's way.
+        options = "mode=ro&readonly_shm=1" if has_log else "mode=ro&immutable=1"
+        flags = apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI
+        uri = f"{self.path.absolute().as_uri()}?{options}"
+        if has_log and not os.access(self._index, os.R_OK):
+            raise StoreFailed(
+                f"{str(self.path)!r} cannot be written by this user, and {self._index.name!r}, "
+                "without which its write-ahead log cannot be read, is not readable here; copy the "
+                "folder to where you can write, or let its owner close or export it",
+                path=str(self.path),
+            )
+        with self.failures(StoreFailed, "open"):
+            connection = apsw.Connection(uri, flags=flags, vfs=self._vfs)
+            connection.set_busy_handler(Patience())
+            connection.pragma("trusted_schema", "OFF")
+        return connection
+
+    def _mark(self) -> tuple[int, ...]:
+        """Return what stays the same while one who looks sees one moment of the file."""
+        with self.failures(StoreFailed, "open"):
+            log = self._find_log()
+            if log is not None:
+                return (log,)  # here SQLite keeps reads and writes apart
+            found = self.path.stat()
+            return (found.st_ino, found.st_size, found.st_mtime_ns)
+
+    def _find_log(self) -> int | None:
+        """Return which file the write-ahead log is, None where nothing is in one."""
+        try:
+            found = self._log.stat()
+        except FileNotFoundError:
+            return None
+        return found.st_ino if found.st_size else None
+
+    def read_only_error(self, session: str | None = None) -> NothingWritten:
+        """Return what a write meets where this user may only look."""
+        return NothingWritten(
+            f"{str(self.path)!r} cannot be written by this user: the store is read-only here and "
+            "nothing was written; ask its owner for write permission, or copy the folder to where "
+            "you can write",
+            path=str(self.path),
+            session=session,
+        )
 
     def close(self, connection: apsw.Connection) -> None:
         """Close a connection; its last checkpoint may fail, the next opening makes that good."""
@@ -119,7 +207,14 @@ class Database:
             known = migrations()
             version = int(connection.pragma("user_version"))
             self._check_version(version, known[-1][0])
-            if connection.pragma("journal_mode") != "wal":
+            if self.read_only and version < known[-1][0]:
+                raise StoreFailed(
+                    f"{str(self.path)!r} has the older format {version} and cannot be written by "
+                    "this user; let its owner open it with this release, or copy the folder to "
+                    "where you can write",
+                    format=version,
+                )
+            if not self.read_only and connection.pragma("journal_mode") != "wal":
                 self._enter_wal(connection)
             if version < known[-1][0]:
                 self._migrate(connection, known)

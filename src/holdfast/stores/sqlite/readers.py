@@ -73,6 +73,9 @@ class Readers:
         with self._polling:
             if self._closed:
                 return []
+            if self._database.read_only:
+                self._seen, found = self._read(_moved, (self._seen,), None)
+                return [item for item in found if watched is None or item[0] in watched]
             if self._poller is None:
                 self._poller = self._connect()
             version = self._poller.pragma("data_version")
@@ -90,15 +93,9 @@ class Readers:
         connection: apsw.Connection | None = None,
     ) -> T:
         with self._database.failures(StoreFailed, "read", session):
-            connection = connection or self._connection()
-            cursor = connection.cursor()
-            cursor.execute(SQL["begin_read"])
-            try:
-                return work(cursor, *args)
-            finally:
-                cursor.close(True)
-                if connection.in_transaction:  # a failed read may have ended it
-                    connection.execute(SQL["rollback"])
+            if self._database.read_only:
+                return self._database.look(lambda c: _transact(c, work, args))
+            return _transact(connection or self._connection(), work, args)
 
     def _connection(self) -> apsw.Connection:
         connection: apsw.Connection | None = getattr(self._local, "connection", None)
@@ -111,6 +108,17 @@ class Readers:
         connection.pragma("query_only", "ON")
         self._open.append(connection)
         return connection
+
+
+def _transact(connection: apsw.Connection, work: Callable[..., T], args: tuple[Any, ...]) -> T:
+    cursor = connection.cursor()
+    cursor.execute(SQL["begin_read"])
+    try:
+        return work(cursor, *args)
+    finally:
+        cursor.close(True)
+        if connection.in_transaction:  # a failed read may have ended it
+            connection.execute(SQL["rollback"])
 
 
 def _latest(cursor: apsw.Cursor) -> Any:

@@ -101,6 +101,11 @@ class SqliteSessionStore(SqliteReading):
             place = disk or Disk()
             check_local(path, force=force_network)
             database = Database(path / FILE_NAME, vfs)
+            blobs = DirectoryBlobStore(path / BLOB_FOLDER, place)
+            if database.read_only:
+                database.look(database.prepare)
+                unused = apsw.Connection(":memory:")  # the writer refuses every job
+                return cls(path, database, blobs, unused, lease_seconds)
             with database.failures(NothingWritten, "create the store"):
                 place.make_directories(path)
             connection = database.connect()
@@ -108,7 +113,6 @@ class SqliteSessionStore(SqliteReading):
                 database.prepare(connection)
                 with database.failures(NothingWritten, "create the store"):
                     place.sync_directory(path)
-                blobs = DirectoryBlobStore(path / BLOB_FOLDER, place)
                 return cls(path, database, blobs, connection, lease_seconds)
             except BaseException:
                 database.close(connection)
@@ -445,6 +449,8 @@ class SqliteSessionStore(SqliteReading):
 
     def _write(self, tenant: str, item: Slot) -> Awaitable[None]:
         def put() -> None:
+            if self._database.read_only:
+                raise self._database.read_only_error()
             assert item.data is not None
             check_bytes(item, item.data)
             with self._database.failures(NothingWritten, "store a payload"):

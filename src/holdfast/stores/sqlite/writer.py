@@ -144,6 +144,8 @@ class Writer:
         return bell
 
     def _submit(self, job: Job[Any]) -> None:
+        if self._database.read_only:
+            raise self._database.read_only_error(job.session)
         with self._gate:
             if self._dead is not None:
                 raise self._died(NothingWritten, job)
