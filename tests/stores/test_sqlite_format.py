@@ -447,3 +447,18 @@ async def test_a_copy_that_does_not_prove_itself_heals_nothing(tmp_path):
         await store.import_log("talk", forged, {})
     assert not (await verify(store, "talk")).ok
     await store.close()
+
+
+@pytest.mark.parametrize("epoch", ["'abc'", "2.5", "x'ff'"])
+async def test_a_damaged_epoch_is_named_when_a_lease_is_wanted(tmp_path, epoch):
+    state = await store_of(tmp_path, 3)
+    connection = connect(tmp_path)
+    connection.execute(f"UPDATE sessions SET epoch = {epoch}")
+    connection.close()
+    store = await SqliteSessionStore.open(tmp_path)
+    with pytest.raises(Corruption, match="session 'talk' is damaged") as caught:
+        await store.acquire("talk")
+    assert caught.value.details["session"] == "talk"
+    assert await store.load_state("talk") == state
+    await export_sessions(store, ["talk"], tmp_path / "talk.jsonl")
+    await store.close()

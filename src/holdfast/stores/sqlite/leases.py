@@ -77,6 +77,17 @@ def check_free(cursor: apsw.Cursor, row: SessionRow) -> None:
         raise rows.held_error(found)
 
 
+def next_epoch(row: SessionRow) -> int:
+    """Return what the next lease of a session is fenced by."""
+    if type(row.epoch) is not int:
+        raise Corruption(
+            f"the row of session {row.id!r} is damaged: its lease has the epoch {row.epoch!r}; its "
+            "log can still be read: export it, and import it into another store",
+            session=row.id,
+        )
+    return row.epoch + 1
+
+
 def put_item(cursor: apsw.Cursor, row: SessionRow, draft: InboxDraft) -> tuple[InboxItem, bool]:
     """Return the stored item, and whether it is new."""
     found = cursor.execute(SQL["find_inbox"], (row.key, draft.key)).fetchone()

@@ -237,11 +237,12 @@ class SqliteSessionStore(SqliteReading):
                 leases.check_free(cursor, row)
             if row.imported and not takeover:
                 raise rows.imported_error(session_id)
-            cursor.execute(SQL["take_lease"], (self.owner, row.epoch + 1, row.key))
+            epoch = leases.next_epoch(row)
+            cursor.execute(SQL["take_lease"], (self.owner, epoch, row.key))
             # Known before the commit, so that another request in the same group finds it held.
-            self._held[session_id] = row.epoch + 1
+            self._held[session_id] = epoch
             inbox = leases.waiting(cursor, row)
-            return Lease(session_id, self.owner, row.epoch + 1, row.seq, inbox)
+            return Lease(session_id, self.owner, epoch, row.seq, inbox)
 
         def taken(_: Lease) -> None:
             if sign is not None:
