@@ -1,5 +1,6 @@
 """The directory that people and tools see, and what happens when its derived files are touched."""
 
+import asyncio
 import hashlib
 import json
 import os
@@ -267,17 +268,52 @@ async def test_a_newer_store_is_refused(root, store):
         await reopened(root)
 
 
-async def test_a_log_of_a_newer_format_is_refused_by_name(root, store):
-    await drive(store)
-    await store.close()
-    log = root / "runs/s-1/events.jsonl"
+def make_newer(root, session):
+    """Give a session's log a format that this release does not know."""
+    log = root / "runs" / session / "events.jsonl"
     head, rest = log.read_bytes().split(b"\n", 1)
     record = unseal(head)
     record.pop("sum")
     log.write_bytes(seal(record | {"format": 99}) + rest)
+
+
+async def test_a_log_of_a_newer_format_is_refused_by_name(root, store):
+    await drive(store)
+    await store.close()
+    make_newer(root, "s-1")
     again = await reopened(root)
-    with pytest.raises(StoreNewer, match="format 99"):
-        await again.acquire("s-1")
+    for work in (again.acquire, again.load_state, again.read_events, again.erased):
+        with pytest.raises(StoreNewer, match=r"session 's-1'.*format 99.*upgrade") as caught:
+            await work("s-1")
+        assert caught.value.details["session"] == "s-1"
+    with pytest.raises(StoreNewer, match="session 's-1'"):
+        await again.gc(grace_seconds=0)
+    await again.close()
+
+
+@pytest.mark.parametrize("is_indexed", [True, False])
+async def test_a_log_of_a_newer_format_hides_no_other_session(root, store, is_indexed):
+    await drive(store, "s-1")
+    driver = await drive(store, "s-2")
+    await driver.append(driver.message(BIG))
+    seq = driver.state.seq
+    await store.close()
+    make_newer(root, "s-1")
+    if not is_indexed:
+        (root / "sessions.jsonl").unlink()
+    again = await reopened(root)
+    listed = (await again.list_sessions()).sessions
+    assert [(info.id, info.seq) for info in listed] == [("s-2", seq), ("s-1", 1)]
+    assert [problem.kind for problem in (await verify(again, "s-1")).problems][:1] == ["state"]
+    assert await again.erase("s-2", BIG.id, "privacy") == 1
+    other = await reopened(root)
+    async with again.subscribe_all() as hints:
+        os.utime(root / "runs/s-1/events.jsonl")  # as if it had moved
+        await other.put_inbox("s-2", InboxDraft("key", "message"))
+        async with asyncio.timeout(10):
+            while (await anext(aiter(hints))).session != "s-2":
+                pass
+    await other.close()
     await again.close()
 
 

@@ -21,6 +21,7 @@ from holdfast.core.errors import (
     InvalidRef,
     PayloadNotFound,
     StoreFailed,
+    StoreNewer,
 )
 from holdfast.core.events import Event, check_digest
 from holdfast.core.fold import apply
@@ -29,6 +30,7 @@ from holdfast.core.state import State, empty
 from holdfast.stores import rows
 from holdfast.stores.port import Problem, SessionInfo, SessionStore, VerifyReport
 
+UNREADABLE = (Corruption, StoreFailed, StoreNewer)
 PAGE_EVENTS = 500
 TRIES = 20
 _KINDS = {"head.published": "head", "lineage.added": "edge"}
@@ -71,7 +73,7 @@ async def _last(store: SessionStore, session_id: str) -> int:
     """Return where the listing says that a log ends; one that cannot be read is found later on."""
     try:
         last = (await store.session_info(session_id)).seq
-    except (Corruption, StoreFailed):
+    except UNREADABLE:
         return 0
     return last if type(last) is int else 0
 
@@ -83,7 +85,7 @@ async def _events(
     while True:
         try:
             page = await store.read_events(session_id, after=after, limit=PAGE_EVENTS)
-        except (Corruption, StoreFailed):
+        except UNREADABLE:
             page = []
         if page:
             for event in page:
@@ -96,7 +98,7 @@ async def _events(
         seq = after + 1
         try:
             single = await store.read_events(session_id, after=after, before=seq + 1, limit=1)
-        except (Corruption, StoreFailed) as error:
+        except UNREADABLE as error:
             kind = "gap" if "missing" in error.details else "line"
             yield Problem(session_id, kind, str(error), seq)
         else:
@@ -177,7 +179,7 @@ class _Verification:
         try:
             stored = await self.store.load_state(self.session)
             info = await self.store.session_info(self.session)
-        except (Corruption, StoreFailed) as error:
+        except UNREADABLE as error:
             self.wrong("state", str(error))
             return True
         if stored.seq > self.seq or info.seq > self.seq:
@@ -222,7 +224,7 @@ class _Verification:
         """Find values that look erased although nobody erased them."""
         try:
             known = await self.store.erased(self.session)
-        except (Corruption, StoreFailed) as error:
+        except UNREADABLE as error:
             self.wrong("erased", str(error))
             return
         for payload_id, seq in self.marked.items():
@@ -251,7 +253,7 @@ class _Verification:
                     self._bad_payload("dangling", error, item, seq)
             except InvalidRef as error:
                 self._bad_payload("dangling", error, item, seq)
-            except (Corruption, StoreFailed) as error:
+            except UNREADABLE as error:
                 self._bad_payload("payload", error, item, seq)
 
     def _bad_payload(self, kind: str, error: HoldfastError, item: Slot, seq: int | None) -> None:

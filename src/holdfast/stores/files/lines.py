@@ -89,7 +89,7 @@ def read_header(line: bytes) -> Header:
     record.pop("sum")
     if not isinstance(version, int) or version > LOG_FORMAT:
         raise StoreNewer(
-            f"a log has format {version!r}; this release reads up to {LOG_FORMAT}: upgrade Holdfast"
+            f"it has format {version!r}; this release reads up to {LOG_FORMAT}: upgrade Holdfast"
         )
     try:
         return msgspec.convert(record, Header)

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 
-from holdfast.core.errors import Corruption, InvalidId, NotFound, SessionDeleted
+from holdfast.core.errors import Corruption, InvalidId, NotFound, SessionDeleted, StoreNewer
 from holdfast.stores import rows
 from holdfast.stores.files.lines import seal, unseal
 from holdfast.stores.files.log_file import LogFile
@@ -103,7 +103,7 @@ class Listing:
             return LogFile(self._place.disk, path, name).header().order
         except InvalidId:
             return None
-        except Corruption:
+        except (Corruption, StoreNewer):
             return 0
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from holdfast.blobs.disk import Disk
-from holdfast.core.errors import Corruption, StoreFailed
+from holdfast.core.errors import Corruption, StoreFailed, StoreNewer
 from holdfast.core.events import Event
 from holdfast.stores.files.lines import (
     SEAL_BYTES,
@@ -74,7 +74,10 @@ class LogFile:
         return self.disk.read(self.path, max(0, end - SEAL_BYTES), SEAL_BYTES)
 
     def header(self) -> Header:
-        """Return the header; raise Corruption where it is damaged or another session's."""
+        """Return the header; raise Corruption where it is damaged or another session's.
+
+        StoreNewer where this release does not know its format.
+        """
         data, length = b"", 1024
         while b"\n" not in data:
             data = self.disk.read(self.path, 0, length)
@@ -92,6 +95,11 @@ class LogFile:
                 session=self.session,
                 line=1,
                 seq=1,
+            ) from error
+        except StoreNewer as error:
+            raise StoreNewer(
+                f"the log of session {self.session!r} was written by a newer Holdfast: {error}",
+                session=self.session,
             ) from error
         if header.session != self.session:
             raise Corruption(

@@ -26,6 +26,7 @@ from holdfast.core.errors import (
     SessionDeleted,
     SessionNotFound,
     StoreFailed,
+    StoreNewer,
 )
 from holdfast.core.events import Event, now
 from holdfast.core.payloads import Slot, check_bytes
@@ -143,6 +144,13 @@ class SessionFiles:
         except Corruption:
             return self._load(lenient=True)
 
+    def shown_tip(self) -> Tip:
+        """Return what can be shown of the session among others: of a newer format, only its id."""
+        try:
+            return self.readable_tip()
+        except StoreNewer:
+            return tips.unreadable(self.id)
+
     def _load(self, *, lenient: bool) -> Tip:
         known = self._tip
 
@@ -180,7 +188,7 @@ class SessionFiles:
 
     def info(self) -> SessionInfo:
         """Return the session's row of a listing, damaged or not."""
-        tip = self.readable_tip()
+        tip = self.shown_tip()
         holding = self.holding()
         return rows.info_of(
             tip.state, self.is_live(holding), self.is_imported(holding), len(tip.pending)

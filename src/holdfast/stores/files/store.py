@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from holdfast.blobs.directory import DirectoryBlobStore
 from holdfast.blobs.disk import Disk
-from holdfast.core.errors import Corruption, HoldfastError, InvalidInput
+from holdfast.core.errors import Corruption, HoldfastError, InvalidInput, StoreNewer
 from holdfast.core.events import Event
 from holdfast.core.facts import Fact, SessionStarted
 from holdfast.core.heads import EdgeDraft, HeadDraft
@@ -372,8 +372,8 @@ class FilesSessionStore:
         try:
             marks = sweep.Marks()
             sweep.mark(self._place, self._files, marks)
-        except Corruption:
-            # Refs of a damaged log cannot be known: gc decides once it is restored.
+        except (Corruption, StoreNewer):
+            # Refs of a log that cannot be read are not known: gc decides once it is restored.
             return True
         if marks.holds((tenant, payload_id)):
             return True

@@ -58,6 +58,11 @@ def load(log: LogFile, inbox: InboxFile, known: Iterable[Tip | None], *, lenient
     return replace(tip, pending=pending, inbox_items=len(keys), inbox_size=inbox_size)
 
 
+def unreadable(session_id: str) -> Tip:
+    """Return the tip of a log of which nothing can be read, not even how far it goes."""
+    return Tip(structs.replace(empty(session_id), seq=1))
+
+
 def holds(log: LogFile, tip: Tip, size: int) -> bool:
     """Tell whether a tip is one of this log as it stands."""
     return 0 < tip.end <= size and log.mark(tip.end) == tip.mark.encode()

@@ -52,7 +52,7 @@ class Watch:
                 if self._seen.get(name) == sizes or (watched is None and self._is_old(files, name)):
                     continue
                 self._seen[name] = sizes
-                yield name, files.readable_tip().state.seq
+                yield name, files.shown_tip().state.seq
             except FileNotFoundError:
                 if self._seen.get(name) != _GONE:
                     self._seen[name] = _GONE
