@@ -9,7 +9,7 @@ import shutil
 import pytest
 import pytest_asyncio
 
-from holdfast.core.errors import InvalidId, StoreNewer, StoreUnsafe
+from holdfast.core.errors import Corruption, InvalidId, StoreNewer, StoreUnsafe
 from holdfast.core.facts import CallRequested, CallResolved, SessionStarted
 from holdfast.core.payloads import slot
 from holdfast.core.records import canonical
@@ -265,6 +265,27 @@ async def test_a_newer_store_is_refused(root, store):
     await store.close()
     (root / "holdfast.json").write_text('{"format":"files","v":99}')
     with pytest.raises(StoreNewer, match="format 99"):
+        await reopened(root)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"format":"sqlite","v":1}',
+        '{"v":1}',
+        '{"format":"files"}',
+        '{"format":"files","v":true}',
+        '{"format":"files","v":0}',
+        '{"format":"files","v":-1}',
+        '{"format":"files","v":"1"}',
+        "[]",
+        "{}",
+    ],
+)
+async def test_a_store_that_says_something_odd_of_itself_is_refused(root, store, text):
+    await store.close()
+    (root / "holdfast.json").write_text(text)
+    with pytest.raises(Corruption, match=r"holdfast.json' is damaged; it should read"):
         await reopened(root)
 
 

@@ -84,11 +84,14 @@ class Layout:
             disk.replace(self.format, canonical({"format": "files", "v": STORE_FORMAT}) + b"\n")
             return
         record = parse(disk.read(self.format))
-        version = record.get("v") if isinstance(record, dict) else None
-        if not isinstance(version, int):
+        kind, version = None, None
+        if isinstance(record, dict):
+            kind, version = record.get("format"), record.get("v")
+        if kind != "files" or type(version) is not int or version < 1:
             raise Corruption(
                 f"{str(self.format)!r} is damaged; it should read "
-                f'{{"format":"files","v":{STORE_FORMAT}}}'
+                f'{{"format":"files","v":{STORE_FORMAT}}}',
+                path=str(self.format),
             )
         if version > STORE_FORMAT:
             raise StoreNewer(
