@@ -219,6 +219,25 @@ class PayloadContract(ContractPlace):
             assert await store.get_payload("fork", item.id) == item.data
         assert (await verify(store, "fork")).ok
 
+    async def test_nothing_is_adopted_across_tenants_even_if_both_have_it(
+        self, store: SessionStore
+    ) -> None:
+        secret = text_of(5000, "s")
+        ours, theirs = facts.SessionStarted(tenant="t-1"), facts.SessionStarted(tenant="t-2")
+        for name, started in (("foreign", theirs), ("neighbour", ours)):
+            await (await drive(store, name, started)).say(secret)
+        fork = replace(ours, kind="fork", transcript=secret.bare())
+        with pytest.raises(InvalidRef, match=secret.id):
+            await store.create_session("fork", fork, adopt_from="foreign")
+        driver = await drive(store, "s-1", ours)
+        with pytest.raises(InvalidRef, match=secret.id):
+            await driver.append(driver.message(secret.bare()), adopt_from="foreign")
+        with pytest.raises(InvalidRef, match=secret.id):
+            await store.get_payload("s-1", secret.id)
+        await store.create_session("fork", fork, adopt_from="neighbour")
+        await driver.append(driver.message(secret.bare()), adopt_from="neighbour")
+        assert await store.get_payload("s-1", secret.id) == secret.data
+
     async def test_an_append_may_adopt_what_another_session_has(self, store: SessionStore) -> None:
         secret = text_of(5000, "s")
         child = await drive(store, "child")
