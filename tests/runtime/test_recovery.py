@@ -2,6 +2,7 @@
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -142,6 +143,26 @@ async def test_opening_with_recover_takes_up_what_waits_in_an_inbox(lab: Lab) ->
     await runtime.settled()
     assert await messages_of(runtime, waits.id) == ["one", "two"]
     assert (await runtime.state(rests.id)).seq == 1
+
+
+async def test_recovery_looks_only_at_sessions_that_have_something_to_do(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runtime = await lab.open(lambda request: cell("FINAL(1)"))
+    waits, *_ = [await runtime.start() for _ in range(5)]
+    await queued(lab, waits.id, "one")
+    listed: list[str] = []
+    whole = lab.store.list_sessions
+
+    async def watched(*arguments: Any, **options: Any) -> Any:
+        page = await whole(*arguments, **options)
+        listed.extend(info.id for info in page.sessions)
+        return page
+
+    monkeypatch.setattr(lab.store, "list_sessions", watched)
+    assert await runtime.recover() == [waits.id]
+    await runtime.settled()
+    assert listed == [waits.id]
 
 
 async def test_a_message_does_not_overtake_those_that_wait(lab: Lab) -> None:

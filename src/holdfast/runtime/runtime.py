@@ -284,15 +284,15 @@ class Runtime(Reads):
         That is every session whose agent is here, but for copies that nobody has taken over.
         """
         taken: list[str] = []
-        for status in ("interrupted", "idle"):
+        for due in (
+            SessionFilter(status="interrupted"),
+            SessionFilter(status="idle", waiting=True),
+        ):
             cursor = None
             while True:
-                page = await self.store.list_sessions(
-                    SessionFilter(status=status), limit=RECOVER_PAGE, cursor=cursor
-                )
+                page = await self.store.list_sessions(due, limit=RECOVER_PAGE, cursor=cursor)
                 for info in page.sessions:
-                    due = status == "interrupted" or info.inbox
-                    if due and info.agent in self.agents and not info.imported:
+                    if info.agent in self.agents and not info.imported:
                         taken.append(info.id)
                         self._spawn(self._recover_one(info.id))
                 cursor = page.cursor

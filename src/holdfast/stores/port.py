@@ -138,6 +138,8 @@ class SessionFilter:
     agent: str | None = None
     parent: str | None = None
     label: tuple[str, str] | None = None
+    waiting: bool | None = None
+    """Whether its inbox holds items that nobody has consumed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -86,6 +86,8 @@ def check_filter(where: SessionFilter | None) -> None:
         if (value := getattr(where, name)) is not None:
             check_id(value, what)
     check_texts("filter", where.status, where.kind, *(where.label or ()))
+    if where.waiting is not None and type(where.waiting) is not bool:
+        raise InvalidInput(f"{ascii(where.waiting)[:80]} does not say whether something waits")
 
 
 def check_texts(what: str, *texts: str | None) -> None:
@@ -157,6 +159,7 @@ def matches(info: SessionInfo, where: SessionFilter | None) -> bool:
         return True
     named = ("tenant", "status", "kind", "agent", "parent")
     wanted = all(getattr(where, n) in (None, getattr(info, n)) for n in named)
+    wanted = wanted and where.waiting in (None, info.inbox > 0)
     return wanted and (where.label is None or info.labels.get(where.label[0]) == where.label[1])
 
 

@@ -49,6 +49,8 @@ class Listing:
             if (order, name) >= below:
                 continue
             files = open_session(name)
+            if where is not None and where.waiting and files.inbox.size() == 0:
+                continue  # its log need not be read
             try:
                 files.check_present()
                 info = files.info()

@@ -106,6 +106,9 @@ WHERE s.key < :below
   AND (:kind IS NULL OR s.kind = :kind)
   AND (:agent IS NULL OR s.agent = :agent)
   AND (:parent IS NULL OR s.parent = :parent)
+  AND (:waiting IS NULL OR :waiting = EXISTS (
+    SELECT 1 FROM inbox i WHERE i.session = s.key AND i.consumed_seq IS NULL
+  ))
 ORDER BY s.key DESC LIMIT :limit
 
 -- name: insert_event

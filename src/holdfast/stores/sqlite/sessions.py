@@ -159,6 +159,7 @@ def page(
         "kind": where.kind,
         "agent": where.agent,
         "parent": where.parent,
+        "waiting": where.waiting,
         "limit": max(limit, PAGE_ROWS) if where.status or where.label else limit,
     }
     while len(found) < limit:

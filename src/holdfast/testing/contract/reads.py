@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from holdfast.core import facts
 from holdfast.core.errors import InvalidInput
-from holdfast.stores.port import SessionFilter, SessionStore
+from holdfast.stores.port import InboxDraft, SessionFilter, SessionStore
 from holdfast.stores.rows import write_cursor
 from holdfast.testing.contract.place import ContractPlace, Place
 from holdfast.testing.driver import all_events, drive
@@ -131,6 +133,38 @@ class ReadContract(ContractPlace):
         assert await listed(tenant="t-1", kind="child") == []
         assert len(await listed(status="idle")) == 8
         assert await listed(status="stopped") == []
+
+    async def test_a_listing_can_be_of_those_whose_inbox_waits(self, store: SessionStore) -> None:
+        for number in range(6):
+            await store.create_session(f"s-{number}", facts.SessionStarted(tenant=f"t-{number}"))
+        for name in ("s-1", "s-2", "s-4"):
+            await store.put_inbox(name, InboxDraft("one", "message"))
+        await store.put_inbox("s-2", InboxDraft("two", "message"))
+        drivers = [
+            await drive(store, name, facts.SessionStarted(tenant=f"t-{name[2:]}"))
+            for name in ("s-2", "s-4")
+        ]
+        for driver in drivers:
+            await driver.append(driver.message("read"), consumes=["one"])
+
+        async def listed(**where: Any) -> list[str]:
+            ids, cursor = [], None
+            while True:
+                page = await store.list_sessions(SessionFilter(**where), limit=1, cursor=cursor)
+                ids += [info.id for info in page.sessions]
+                cursor = page.cursor
+                if cursor is None:
+                    return ids
+
+        assert await listed(waiting=True) == ["s-2", "s-1"]
+        assert await listed(waiting=False) == ["s-5", "s-4", "s-3", "s-0"]
+        assert await listed(waiting=True, tenant="t-1", status="idle") == ["s-1"]
+        assert await listed(waiting=True, tenant="t-3") == []
+        await drivers[0].append(drivers[0].message("read"), consumes=["two"])
+        assert await listed(waiting=True) == ["s-1"]
+        for odd in (1, "yes", 0):
+            with pytest.raises(InvalidInput, match="whether something waits"):
+                await listed(waiting=odd)
 
     async def test_a_row_says_what_the_state_says(self, store: SessionStore) -> None:
         driver = await drive(store, started=facts.SessionStarted(agent="bot", labels={"a": "b"}))
