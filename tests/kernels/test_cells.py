@@ -11,7 +11,9 @@ from holdfast.kernels.port import (
     CellError,
     CellResult,
     Excerpt,
+    HostFunction,
     KernelLimits,
+    KernelSettings,
     Unrestorable,
     ValueView,
 )
@@ -206,3 +208,47 @@ async def test_of_a_value_that_is_kept_in_part_no_more_is_said_to_be_lost(
     assert await driver.value("x['n']") == 1
     lost = await driver.run("y = threading.Lock()")
     assert "Note: `y` is not kept for later cells (_thread.lock: " in observe_cell(lost)
+
+
+@pytest.mark.parametrize("code", ["exit()", "quit()", "leave = exit\nleave()"])
+async def test_exit_and_quit_end_the_cell_and_not_the_session(
+    cpython: CpythonKernel, code: str
+) -> None:
+    driver = await KernelDriver.open(cpython)
+    result = await driver.run(f"kept = 1\n{code}\nkept = 2")
+    assert result.error is not None
+    assert result.error.type == "SystemExit"
+    assert "holdfast" not in result.error.traceback
+    told = (await driver.run("exit('done')")).error
+    assert told is not None
+    assert (told.message, told.line) == ("done", 1)
+    await driver.reopen()
+    assert await driver.value("(kept, globals().get('leave', exit) is exit)") == (1, True)
+
+
+async def test_help_prints_without_a_pager_and_asks_nothing(cpython: CpythonKernel) -> None:
+    function = HostFunction("look", signature="(place)", doc="Look at a place.")
+    driver = await KernelDriver.open(cpython, KernelSettings(functions=(function,)))
+    result = await driver.run("def area(w, h):\n    'The area of a box.'\nhelp(area)\nhelp(len)")
+    assert "area(w, h)\n    The area of a box." in result.stdout.head
+    assert "len(obj, /)" in result.stdout.head
+    assert "look(place)" in (await driver.run("help(look)")).stdout.head
+    assert "Look at a place." in (await driver.run("help(look)")).stdout.head
+    assert 'The "while" statement' in (await driver.run("help('while')")).stdout.head
+    assert (await driver.run("help()")).status == "ok"
+    assert "\b" not in (await driver.run("class P:\n    'p'\nhelp(P)")).stdout.head
+
+
+async def test_bytes_can_be_written_to_the_output(cpython: CpythonKernel) -> None:
+    driver = await KernelDriver.open(cpython)
+    result = await driver.run(
+        "import sys\nout = sys.stdout.buffer\ndata = 'größe\\n'.encode()\n"
+        "print('first')\n"
+        "written = [out.write(data[:3]), out.write(memoryview(data)[3:]), out.write(b'\\xff\\xc3')]"
+    )
+    assert result.stdout.head == "first\ngröße\n\N{REPLACEMENT CHARACTER}\N{REPLACEMENT CHARACTER}"
+    await driver.reopen()
+    assert (await driver.run("out.write(b'again')\nwritten")).stdout.head == "again"
+    assert await driver.value("(out is sys.stdout.buffer, written)") == (True, [3, 5, 2])
+    limited = await driver.run("out.write(b'x' * 5000)", limits=KernelLimits(output_bytes=4000))
+    assert limited.limit == "output"

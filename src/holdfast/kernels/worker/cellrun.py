@@ -46,6 +46,7 @@ class Capture:
 
     def __init__(self, name: str) -> None:
         self.name = name
+        self.buffer = BinaryCapture(self)
         self.reset(0, 0)
 
     def reset(self, fit: int, limit: int) -> None:
@@ -57,6 +58,7 @@ class Capture:
         self._tail_kept = 0
         self._bytes = 0
         self.size = 0
+        self.buffer.reset()
 
     @property
     def overflowed(self) -> bool:
@@ -89,6 +91,8 @@ class Capture:
 
     def excerpt(self) -> list[Any]:
         """Return [head, tail, size]."""
+        self.unlimit()
+        self.buffer.finish()
         head, tail = "".join(self._parts), "".join(self._tail)
         if self.size <= len(head):
             return [head, "", self.size]
@@ -127,6 +131,60 @@ class Capture:
 
     def __exit__(self, *exc: object) -> None:
         pass
+
+
+class BinaryCapture:
+    """What programs write bytes to: they are text of the stream, whatever they are."""
+
+    closed = False
+
+    def __init__(self, stream: Capture) -> None:
+        self._stream = stream
+        self._decoder: Any = None
+
+    def reset(self) -> None:
+        """Begin with nothing written."""
+        self._decoder = None
+
+    def finish(self) -> None:
+        """Show the beginning of a character that never ended."""
+        if self._decoder is not None:
+            self._stream.write(self._decoder.decode(b"", True))
+
+    def write(self, data: Any) -> int:
+        view = memoryview(data)
+        if self._decoder is None:
+            import codecs
+
+            # A character may be written in parts.
+            self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._stream.write(self._decoder.decode(view))
+        return view.nbytes
+
+    def writelines(self, lines: Any) -> None:
+        for line in lines:
+            self.write(line)
+
+    def flush(self) -> None:
+        pass
+
+    def isatty(self) -> bool:
+        return False
+
+    def writable(self) -> bool:
+        return True
+
+    def readable(self) -> bool:
+        return False
+
+    def seekable(self) -> bool:
+        return False
+
+    def close(self) -> None:
+        pass
+
+    def __reduce__(self) -> Any:
+        return getattr, (self._stream, "buffer")
 
 
 class Sources:

@@ -10,7 +10,7 @@ import sys
 import types
 from time import monotonic_ns
 
-from holdfast.kernels.worker import cellrun, render
+from holdfast.kernels.worker import cellrun, interactive, render
 from holdfast.kernels.worker.bounds import excess
 from holdfast.kernels.worker.bridge import Bridge, CallError, HostFunction
 from holdfast.kernels.worker.cellrun import Capture, Final, Interrupted, OutputLimit, Sources
@@ -52,6 +52,7 @@ class Worker:
         # The model's own copy: what it patches there does not reach the engine.
         self.builtins = types.ModuleType("builtins", builtins.__doc__)
         self.builtins.__dict__.update(vars(builtins))
+        interactive.offer(self.builtins)
         sys.modules["builtins"] = self.builtins
         self.variables["__builtins__"] = self.builtins
         self.reduction = Reduction(self.variables, self.sources)
