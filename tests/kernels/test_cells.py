@@ -252,3 +252,40 @@ async def test_bytes_can_be_written_to_the_output(cpython: CpythonKernel) -> Non
     assert await driver.value("(out is sys.stdout.buffer, written)") == (True, [3, 5, 2])
     limited = await driver.run("out.write(b'x' * 5000)", limits=KernelLimits(output_bytes=4000))
     assert limited.limit == "output"
+
+
+async def test_an_error_in_a_thread_shows_the_lines_of_the_model_alone(
+    cpython: CpythonKernel,
+) -> None:
+    driver = await KernelDriver.open(cpython)
+    result = await driver.run(
+        "import threading\ndef work():\n    return [1][int('1')]\n"
+        "thread = threading.Thread(target=work, name='mine')\nthread.start()\ndel thread"
+    )
+    assert result.status == "ok"
+    assert result.stderr.head.startswith(
+        "Exception in thread mine:\nTraceback (most recent call last):\n"
+        "  File \"<cell 1>\", line 3, in work\n    return [1][int('1')]\n"
+    )
+    assert result.stderr.head.endswith("IndexError: list index out of range\n")
+    assert result.stderr.head.count("File ") == 1
+    # What ends the cell, or its thread on purpose, is no error.
+    ended = await driver.run(
+        "import sys\nfor target in (sys.exit, FINAL):\n    threading.Thread(target=target).start()"
+    )
+    assert (ended.status, ended.stderr.size) == ("final", 0)
+
+
+@pytest.mark.parametrize(
+    ("code", "told"),
+    [
+        ("f()\n1", "<cell 1>:2: RuntimeWarning: coroutine 'f' was never awaited\n  f()\n"),
+        ("kept = f()", "RuntimeWarning: coroutine 'f' was never awaited\n"),
+        ("import warnings\nwarnings.warn('old', stacklevel=3)", "UserWarning: old\n"),
+    ],
+)
+async def test_a_warning_names_its_place_only_if_it_is_in_a_cell(
+    cpython: CpythonKernel, code: str, told: str
+) -> None:
+    driver = await KernelDriver.open(cpython)
+    assert (await driver.run(f"async def f(): return 1\n{code}")).stderr.head == told

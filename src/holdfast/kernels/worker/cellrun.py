@@ -287,6 +287,37 @@ def describe_error(error: BaseException, sources: Sources) -> dict[str, Any]:
     }
 
 
+def tell_of_threads(threading: Any, sources: Sources) -> None:
+    """Let an error that ends a thread be told as one that ends the cell is."""
+
+    def excepthook(args: Any, /) -> None:
+        # These end the cell itself, or a thread on purpose.
+        if args.exc_value is None or isinstance(args.exc_value, (Stopped, SystemExit)):
+            return
+        name = args.thread.name if args.thread is not None else threading.get_ident()
+        told = describe_error(args.exc_value, sources)["traceback"]
+        try:
+            print(f"Exception in thread {name}:\n{told}", end="", file=sys.stderr)
+        except OutputLimit:
+            return  # The stream is known to have overflowed.
+
+    threading.excepthook = excepthook
+
+
+def tell_of_warnings(warnings: Any, sources: Sources) -> None:
+    """Let a warning name its place only if that is a line of the model."""
+    plain = warnings.formatwarning
+
+    def formatwarning(
+        message: Any, category: Any, filename: str, lineno: int, line: str | None = None
+    ) -> str:
+        if filename in sources.lines:
+            return str(plain(message, category, filename, lineno, line))
+        return f"{category.__name__}: {message}\n"
+
+    warnings.formatwarning = formatwarning
+
+
 def _cut(text: str, fit: int) -> str:
     head, tail, size = render.text_excerpt(text, fit)
     if not tail:

@@ -136,8 +136,9 @@ class Pins:
             "random": self._pin_random,
             "uuid": _pin_uuid,
             **self.waits.patches(),
-            **after_import,
         }
+        for name, patch in after_import.items():
+            patches[name] = _both(patches[name], patch) if name in patches else patch
         for name in list(patches):
             if name in sys.modules:
                 patches.pop(name)(sys.modules[name])
@@ -199,6 +200,14 @@ def _memory(module: Any) -> tuple[Any, ...]:
     start = object.__basicsize__
     words = ctypes.string_at(id(generator) + start, _random.Random.__basicsize__ - start)
     return words, module._inst.gauss_next
+
+
+def _both(first: Callable[[Any], None], second: Callable[[Any], None]) -> Callable[[Any], None]:
+    def patch(module: Any) -> None:
+        first(module)
+        second(module)
+
+    return patch
 
 
 class _AfterImport:

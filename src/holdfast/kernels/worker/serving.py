@@ -44,7 +44,13 @@ class Worker:
         self.interpreter = Interpreter()
         self.sources = Sources()
         self.pins = Pins()
-        self.pins.install({"linecache": lambda module: self.sources.publish()})
+        self.pins.install(
+            {
+                "linecache": lambda module: self.sources.publish(),
+                "threading": lambda module: cellrun.tell_of_threads(module, self.sources),
+                "warnings": lambda module: cellrun.tell_of_warnings(module, self.sources),
+            }
+        )
         self.bridge = Bridge(self.channel, self.pins)
         main = types.ModuleType(MAIN)
         sys.modules[MAIN] = main
