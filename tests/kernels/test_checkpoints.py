@@ -272,6 +272,14 @@ async def test_an_object_whose_pickling_fails_does_not_take_others_along(
     assert "not kept" in await driver.value("repr(bad) + repr(worse)")
 
 
+async def test_an_error_without_text_is_told_by_its_type(cpython: CpythonKernel) -> None:
+    driver = await KernelDriver.open(cpython)
+    result = await driver.run(
+        "class D:\n    def __reduce__(self):\n        raise MemoryError\nd = D()"
+    )
+    assert [item.reason for item in result.unrestorable] == ["__main__.D: MemoryError"]
+
+
 async def test_an_object_that_cannot_be_made_again_does_not_take_others_along(
     cpython: CpythonKernel,
 ) -> None:

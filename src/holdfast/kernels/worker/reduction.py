@@ -124,7 +124,7 @@ class Reduction:
             registered = copyreg.dispatch_table.get(type(value))
             reduced = value.__reduce_ex__(5) if registered is None else registered(value)
         except Exception as error:
-            return self._marker(_type_name(type(value)), str(error).partition("\n")[0][:200])
+            return self._marker(_type_name(type(value)), _reason(error))
         if isinstance(reduced, str):
             module = getattr(value, "__module__", None) or ""
             if module == MAIN or not _importable(module, reduced, value):
@@ -462,6 +462,11 @@ def _importable(module: Any, qualname: str, value: Any) -> bool:
         if found is None:
             return False
     return found is value
+
+
+def _reason(error: Exception) -> str:
+    """Return the first line of an error; its type if it says nothing, as MemoryError does."""
+    return str(error).partition("\n")[0][:200] or type(error).__name__
 
 
 def _type_name(cls: type) -> str:
