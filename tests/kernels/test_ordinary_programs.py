@@ -91,6 +91,21 @@ CAREFUL = {
         "(str(x), x.filename, y.lineno)",
         ("[Errno 2] No such file or directory: '/nope'", "/nope", 1),
     ),
+    "classes registered with an abstract one": (
+        "from abc import ABC, abstractmethod\nclass Base(ABC):\n    @abstractmethod\n"
+        "    def go(self): ...\nclass Own:\n    base = Base\nBase.register(list)\n"
+        "Base.register(Own)\nx = Own()",
+        "(issubclass(list, Base), isinstance(x, Base), isinstance({}, Base), Own.base is Base)",
+        (True, True, False, True),
+    ),
+    "an abstract class that looks at what it is asked about": (
+        "from abc import ABC\nclass Base(ABC):\n    @classmethod\n"
+        "    def __subclasshook__(cls, other):\n"
+        "        return other.late is None or NotImplemented\n"
+        "class Own:\n    base, late = Base, 1\nBase.register(Own)\nx = Own()",
+        "isinstance(x, Base)",
+        True,
+    ),
     "singledispatch": (
         "from functools import singledispatch\n@singledispatch\ndef x(a):\n    return 'any'\n"
         "@x.register\ndef _(a: int):\n    return 'int'\nx(1)",

@@ -105,6 +105,17 @@ def set_class(cls: Any, attributes: dict[str, Any]) -> None:
         abc.update_abstractmethods(cls)
 
 
+def set_abstract(cls: Any, state: tuple[dict[str, Any], list[Any]]) -> None:
+    """Give an abstract class its attributes and the classes registered with it (stored format)."""
+    attributes, registered = state
+    abc = __import__("abc")
+    # First, so that a `__subclasshook__` of the class is not asked about classes half made.
+    for other in registered:
+        if isinstance(other, type):
+            abc.ABCMeta.register(cls, other)
+    set_class(cls, attributes)
+
+
 def enum_(meta: Any, name: str, bases: Any, given: dict[str, Any], members: dict[str, Any]) -> Any:
     """Make an enumeration with its members (stored format)."""
     namespace = meta.__prepare__(name, bases)
@@ -232,6 +243,6 @@ def cached_property_(function: Any, name: str | None) -> Any:
 PLAIN_MAKERS = (
     *(marker, cell_, proxy_, class_, set_class, enum_, exception_, type_variable),
     *(instance_, built_, set_instance, new_type, parameters_),
-    *(set_exception, set_enum, forward_),
+    *(set_exception, set_enum, set_abstract, forward_),
     *(lru_cache_, cached_property_, set_function),
 )

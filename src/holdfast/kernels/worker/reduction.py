@@ -31,6 +31,7 @@ from holdfast.kernels.worker.makers import (
     instance_,
     marker,
     proxy_,
+    set_abstract,
     set_class,
     set_enum,
     set_exception,
@@ -353,6 +354,9 @@ class Reduction:
         if "__annotate__" in attributes:
             kept["__annotations__"] = _annotations(cls)
         arguments = (meta, cls.__name__, cls.__bases__, given)
+        registered = _registered(cls)
+        if registered:
+            return class_, arguments, (kept, registered), None, None, set_abstract
         return class_, arguments, kept, None, None, set_class
 
     def _enum(
@@ -426,6 +430,15 @@ def _static_names(cls: Any) -> list[str]:
 def _inherited_enum(cls: Any, name: str, value: Any) -> bool:
     # Enum copies some methods of its bases into each class.
     return any(base.__dict__.get(name) is value for base in cls.__mro__[1:])
+
+
+def _registered(cls: Any) -> list[Any]:
+    """Return the classes that were registered with an abstract class, in an order of their own."""
+    abc = sys.modules.get("abc")
+    if abc is None or not isinstance(cls, abc.ABCMeta):
+        return []
+    found = [reference() for reference in abc._get_dump(cls)[0]]
+    return sorted((other for other in found if other is not None), key=_type_name)
 
 
 def _generated(value: Any) -> bool:
