@@ -66,6 +66,16 @@ async def test_a_redefined_function_and_its_old_self_are_both_kept(cpython: Cpyt
     assert await driver.value("(old(), f(), old is f)") == ("old", "new", False)
 
 
+@pytest.mark.skipif(sys.version_info >= (3, 14), reason="annotations of a module are its code")
+async def test_annotations_of_variables_are_kept(cpython: CpythonKernel) -> None:
+    driver = await _restored(cpython, "class P: pass\nx: int = 3\np: P\nq: list[P] = []")
+    annotations = "(list(__annotations__), __annotations__['p'] is P, __annotations__['x'] is int)"
+    assert await driver.value(annotations) == (["x", "p", "q"], True, True)
+    await driver.run("y: str = ''")
+    await driver.reopen()
+    assert await driver.value("(list(__annotations__), x)") == (["x", "p", "q", "y"], 3)
+
+
 async def test_settings_of_the_interpreter_are_kept(cpython: CpythonKernel) -> None:
     driver = await _restored(
         cpython,

@@ -40,8 +40,7 @@ PREVIEW = 80
 _ALONE = 2  # references to a value that only a variable held: ours and that of who counts
 _LONGEST_NAME = 400  # as the host has it
 OWN_NAMES = frozenset(
-    {"__name__", "__builtins__", "__doc__", "__loader__", "__spec__", "__package__"}
-    | {"__annotations__", "__file__"}
+    {"__name__", "__builtins__", "__doc__", "__loader__", "__spec__", "__package__", "__file__"}
 )
 _CONTAINERS = frozenset({list, tuple, dict})
 
