@@ -134,7 +134,7 @@ async def test_what_stands_in_place_of_the_decimal_module_costs_no_checkpoint(
             "time time_ns sleep gmtime localtime ctime asctime strftime clock_gettime "
             "clock_gettime_ns",
         ),
-        ("os", "urandom getrandom"),
+        ("os", "urandom getrandom getpid kill"),
         ("select", "select"),
     ],
 )

@@ -42,7 +42,7 @@ async def test_no_session_reads_what_was_granted_to_another(
 
 async def test_no_session_signals_or_sees_into_another(cpython: CpythonKernel) -> None:
     victim = await KernelDriver.open(cpython)
-    pid = await victim.value("secret = 'of the victim'\nimport os\nos.getpid()")
+    pid = await victim.value("secret = 'of the victim'\nimport posix\nposix.getpid()")
     attacker = await KernelDriver.open(cpython)
     code = f"import os\nos.kill({pid}, 9)"
     for attempt in (code, f"open('/proc/{pid}/mem', 'rb')", f"open('/proc/{pid}/environ')"):

@@ -22,6 +22,8 @@ DETERMINISTIC = {
     "chance": "import random, uuid, secrets\nout = []\nfor x in 'abc':\n"
     "    drawn = [random.random(), str(uuid.uuid4()), str(uuid.uuid1()), secrets.token_hex(4)]\n"
     "    out.append(lm(drawn))",
+    "process": "import logging, os\nmade = logging.LogRecord('n', 10, 'f', 1, 'm', (), None)\n"
+    "out = [lm([x, os.getpid(), made.process]) for x in 'abc']",
     "hash order": "words = {f'w{i}' for i in range(50)}\nout = [lm(w) for w in list(words)[:6]]",
     "asyncio": "import asyncio\nasync def one(x):\n    await asyncio.sleep(0)\n    return lm(x)\n"
     "async def main():\n    return await asyncio.gather(*(one(x) for x in 'abcdef'))\n"

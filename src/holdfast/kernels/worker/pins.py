@@ -3,9 +3,9 @@
 The wall clock stands at the recorded start of the eval, moves to the recorded time of each answer
 and by what each wait asks for, and ticks one microsecond per reading, so that code which waits for
 it still ends. Random numbers come from one keyed stream whose position is part of the checkpoint.
-Monotonic clocks stay real: timeouts of threads and event loops need them. Modules are patched when
-they are first imported, because importing them at start would cost more than the interpreter
-itself.
+The process has one number in every worker. Monotonic clocks stay real: timeouts of threads and
+event loops need them. Modules are patched when they are first imported, because importing them at
+start would cost more than the interpreter itself.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from typing import Any
 
 TICK_NS = 1000
+# No system numbers its processes as high, so whoever uses it as a number meets nobody.
+PROCESS = 1 << 22
 
 
 class Clock:
@@ -151,6 +153,17 @@ class Pins:
         self._random_state = b""
         if "random" in sys.modules:
             self._seed_random(sys.modules["random"])
+
+    def pin_process(self) -> None:
+        """Give this process the number that it has in every worker.
+
+        Not before it is confined: the rules name the real one.
+        """
+        getpid, kill = os.getpid, os.kill
+        stand_in(os, "getpid", lambda: PROCESS)
+        stand_in(
+            os, "kill", lambda pid, signal, /: kill(getpid() if pid == PROCESS else pid, signal)
+        )
 
     def random_state(self) -> bytes:
         """Return what the checkpoint keeps of `random`: nothing if the seed alone makes it."""

@@ -100,6 +100,7 @@ class Worker:
             )
         )
         report = self._confine(command["policy"])
+        self.pins.pin_process()
         self._offer(command)
         self.channel.send({"kind": "opened", "confinement": report})
 
