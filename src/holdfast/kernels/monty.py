@@ -170,6 +170,11 @@ class MontySession:
         self._stubs = {
             name: _host_function(name) for name in ("inspect", monty_heap.FINAL_CALL, *plain_names)
         }
+        self._own = {
+            f"{monty_heap.OWN}{name}": self._stubs[name]
+            for name in self._engine_names
+            if name in self._stubs
+        }
         self._inputs: dict[str, Encoded] = {}
         self._lost: list[Unrestorable] = []
         self._live: _Live | None = None
@@ -285,24 +290,21 @@ class MontySession:
                 await live.session.feed_run(monty_heap.FINAL_CODE)
         except (pydantic_monty.MontyError, RuntimeError) as error:
             raise KernelDied(f"the namespace could not be read: {error}") from error
-        repaired = tuple(
-            name
-            for name in self._engine_names
-            if survey.all_kinds.get(name, "function") != "function"
-        )
         checkpoint = self._stored.checkpoint(survey, heap, pydantic_monty.__version__)
         self.manifest = checkpoint.manifest
         self._inputs.clear()
-        return checkpoint, repaired
+        return checkpoint, survey.replaced
 
     async def _survey(self, live: _Live) -> monty_heap.Survey:
         try:
-            told = await live.session.feed_run(monty_heap.SURVEY)
+            told = await live.session.feed_run(
+                monty_heap.survey(self._engine_names), inputs=self._own
+            )
         except pydantic_monty.MontyRuntimeError as error:
             if isinstance(error.exception(), MemoryError):
                 raise Limited("memory", "the namespace does not fit beside its listing") from None
             # The cell shadowed what the listing needs; the heap still holds everything.
-            return monty_heap.Survey([[], {}], self._engine_names, readable=False)
+            return monty_heap.Survey([[], {}, []], self._engine_names, readable=False)
         return monty_heap.Survey(told, self._engine_names)
 
     async def set_variable(self, name: str, value: Encoded) -> None:

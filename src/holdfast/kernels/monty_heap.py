@@ -8,7 +8,7 @@ which only the same version of Monty reads; it is made only where there is such 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from holdfast.core import payloads, values
@@ -30,6 +30,8 @@ _IMPORTED_BY_NAME = frozenset(_MODULES.split())
 # Names of the engine's own code in the sandbox; no listing and no checkpoint shows them.
 HIDDEN = "_holdfast_"
 FINAL_CALL = f"{HIDDEN}final"
+# What a name of the engine stands for, whatever a cell has made of it.
+OWN = f"{HIDDEN}own_"
 
 # Functions and the like would cross to the host as mere text, so FINAL looks before it leaps.
 FINAL_CODE = f"""
@@ -46,10 +48,11 @@ def FINAL(value=None, *more, **named):
     if {HIDDEN}code(value):
         raise TypeError("FINAL takes data, not functions, classes or modules")
     {FINAL_CALL}(value)
+{OWN}FINAL = FINAL
 """
 
 # Only what passes this leaves the sandbox: an instance inside a value can end Monty's worker.
-SURVEY = f"""
+_SURVEY = f"""
 {HIDDEN}kinds = [(name, type(value).__name__) for name, value in locals().items()]
 def {HIDDEN}plain(value, depth=0):
     kind = type(value).__name__
@@ -70,19 +73,30 @@ def {HIDDEN}plain(value, depth=0):
         for name, value in locals().items()
         if not name.startswith("{HIDDEN}") and {HIDDEN}plain(value)
     }},
+    {HIDDEN}replaced,
 ]
 """
+
+
+def survey(engine_names: Iterable[str]) -> str:
+    """Return the code that lists a namespace and which of the engine's names were replaced."""
+    # A name may stand for a function of the model: its kind does not tell whose it is.
+    pairs = ", ".join(f'("{name}", {name} is {OWN}{name})' for name in engine_names)
+    return f"{HIDDEN}replaced = [name for name, same in [{pairs}] if not same]{_SURVEY}"
 
 
 class Survey:
     """What a namespace holds, as the sandbox told it; checked, since the sandbox may lie."""
 
-    def __init__(self, told: Any, engine_names: Iterable[str], *, readable: bool = True) -> None:
+    def __init__(self, told: Any, engine_names: Sequence[str], *, readable: bool = True) -> None:
         self._readable = readable
-        if not (type(told) is list and len(told) == 2 and type(told[0]) is list):
+        if not (type(told) is list and len(told) == 3 and type(told[0]) is list):
             raise KernelProtocolError("the monty worker did not list its namespace as asked")
-        kinds, plain = told
+        kinds, plain, replaced = told
+        if type(replaced) is not list:
+            raise KernelProtocolError("the monty worker did not list the names that were replaced")
         hidden = set(engine_names)
+        self.replaced = tuple(name for name in engine_names if name in replaced)
         self.kinds: dict[str, str] = {}
         for entry in kinds:
             name, kind = entry
@@ -90,7 +104,6 @@ class Survey:
                 raise KernelProtocolError("the monty worker listed a name that is not text")
             if name not in hidden and not name.startswith(HIDDEN):
                 self.kinds[name] = kind
-        self.all_kinds = {name: kind for name, kind in kinds}
         self.plain: dict[str, Any] = {}
         self.encoded: dict[str, Encoded] = {}
         for name, value in plain.items():

@@ -165,6 +165,10 @@ class KernelContract:
         result = await driver.run("lm = 3\nFINAL = None")
         assert set(result.repaired) == {"lm", "FINAL"}
         assert await driver.value("lm('again')") == "answer to again"
+        replaced = await driver.run("def lm(x): return x\ndef FINAL(value): return value\nlm(1)")
+        assert set(replaced.repaired) == {"lm", "FINAL"}
+        result = await driver.run("lm('again')\nFINAL(1)")
+        assert (result.status, result.repaired) == ("final", ())
 
     async def test_an_input_is_bound_and_kept(self, kernel: Kernel) -> None:
         driver = await KernelDriver.open(kernel)
