@@ -182,6 +182,7 @@ async def test_the_clock_is_pinned_and_moves_with_answers_and_sleep(monty: Monty
         ("kept = 2\nx = 'a' * (1 << 32)", "memory"),
         ("kept = 2\nwhile True:\n    print('x' * 1000)", "output"),
         ("kept = 2\nimport time\ntime.sleep(1000)", "wall"),
+        ("kept = 2\nimport time\nfor _ in range(30):\n    time.sleep(0.1)", "wall"),
     ],
 )
 async def test_after_a_limit_the_namespace_is_as_at_the_start_of_the_cell(
