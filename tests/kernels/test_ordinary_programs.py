@@ -91,6 +91,23 @@ CAREFUL = {
         "(str(x), x.filename, y.lineno)",
         ("[Errno 2] No such file or directory: '/nope'", "/nope", 1),
     ),
+    "what an exception came from": (
+        "def caught(raise_):\n    try:\n        try:\n            int('x')\n"
+        "        except ValueError as first:\n            raise_(first)\n"
+        "    except KeyError as error:\n        return error\n"
+        "def plainly(first): raise KeyError('plainly')\n"
+        "def because(first): raise KeyError('because') from first\n"
+        "def alone(first): raise KeyError('alone') from None\n"
+        "x = [caught(raise_) for raise_ in (plainly, because, alone)]",
+        "[(str(e.__cause__), str(e.__context__)[:11], e.__suppress_context__) for e in x]"
+        " + [x[1].__cause__ is x[1].__context__]",
+        [
+            ("None", "invalid lit", False),
+            ("invalid literal for int() with base 10: 'x'", "invalid lit", True),
+            ("None", "invalid lit", True),
+            True,
+        ],
+    ),
     "classes registered with an abstract one": (
         "from abc import ABC, abstractmethod\nclass Base(ABC):\n    @abstractmethod\n"
         "    def go(self): ...\nclass Own:\n    base = Base\nBase.register(list)\n"
