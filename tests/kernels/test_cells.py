@@ -95,6 +95,17 @@ def test_long_output_keeps_both_ends_and_counts_the_rest() -> None:
     assert "of 50000 characters left out" in shown
 
 
+@pytest.mark.parametrize(
+    "printed", [Excerpt("a" * 6000, "z" * 6000, 50_000), Excerpt("a" * 4000 + "zzz", "", 4003)]
+)
+def test_the_error_output_is_bounded_closer_and_counts_the_rest(printed: Excerpt) -> None:
+    shown = observe_cell(CellResult("ok", EMPTY, printed))
+    assert shown.startswith("stderr: aaa")
+    assert shown.endswith("zzz")
+    assert f"[…{printed.size - 2000} of {printed.size} characters left out…]" in shown
+    assert len(shown) < 2_100
+
+
 def test_a_cell_that_shows_nothing_says_so() -> None:
     assert observe_cell(CellResult("ok", EMPTY, EMPTY)) == "(no output and no value)"
 
