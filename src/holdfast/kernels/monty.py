@@ -373,6 +373,8 @@ class MontySession:
         self._live = _Live(session, limits, mounts)
         if self.manifest is not None:
             await self._load(session, self.manifest)
+        else:
+            await session.feed_run(monty_heap.FIRST_CODE)
         if self._settings.final:
             await session.feed_run(monty_heap.FINAL_CODE)
         return self._live
@@ -382,7 +384,9 @@ class MontySession:
         try:
             if heap is not None:
                 await session.load_session(await self._bytes(heap))
+                await session.feed_run(monty_heap.FIRST_CODE)
                 return
+            await session.feed_run(monty_heap.FIRST_CODE)
             plain = {
                 name: values.decode(slot.encoding, await self._bytes(slot))
                 for name, slot in monty_heap.plain_of(manifest).items()

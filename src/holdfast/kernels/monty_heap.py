@@ -33,15 +33,29 @@ FINAL_CALL = f"{HIDDEN}final"
 # What a name of the engine stands for, whatever a cell has made of it.
 OWN = f"{HIDDEN}own_"
 
+# Run in a new sandbox before anything but a heap, which has it already. A cell may use the name of
+# a builtin for its own purposes: the engine has another name for the one that it needs.
+FIRST_CODE = f"""
+try:
+    {HIDDEN}type
+except NameError:
+    {HIDDEN}type = type
+"""
+
 # Functions and the like would cross to the host as mere text, so FINAL looks before it leaps.
 FINAL_CODE = f"""
 def {HIDDEN}code(value, depth=0):
-    kind = type(value).__name__
-    if kind in ("list", "tuple", "set", "frozenset"):
-        return depth > 40 or any([{HIDDEN}code(item, depth + 1) for item in value])
+    kind = {HIDDEN}type(value).__name__
     if kind == "dict":
-        return depth > 40 or any([{HIDDEN}code(item, depth + 1) for item in value.values()])
-    return kind in ("function", "type", "module", "builtin_function_or_method", "method")
+        items = value.values()
+    elif kind in ("list", "tuple", "set", "frozenset"):
+        items = value
+    else:
+        return kind in ("function", "type", "module", "builtin_function_or_method", "method")
+    for item in items:
+        if depth > 40 or {HIDDEN}code(item, depth + 1):
+            return True
+    return False
 def FINAL(value=None, *more, **named):
     if more or named:
         raise TypeError("FINAL(value) takes one value; pass a tuple or a dict for several")
@@ -53,19 +67,21 @@ def FINAL(value=None, *more, **named):
 
 # Only what passes this leaves the sandbox: an instance inside a value can end Monty's worker.
 _SURVEY = f"""
-{HIDDEN}kinds = [(name, type(value).__name__) for name, value in locals().items()]
+{HIDDEN}kinds = [(name, {HIDDEN}type(value).__name__) for name, value in locals().items()]
 def {HIDDEN}plain(value, depth=0):
-    kind = type(value).__name__
+    kind = {HIDDEN}type(value).__name__
     if kind in ("int", "str", "float", "bool", "NoneType", "bytes", "date", "datetime"):
         return True
-    if depth > 40:
-        return False
-    if kind in ("list", "tuple", "set", "frozenset"):
-        return all([{HIDDEN}plain(item, depth + 1) for item in value])
     if kind == "dict":
-        keys = all([{HIDDEN}plain(item, depth + 1) for item in value.keys()])
-        return keys and all([{HIDDEN}plain(item, depth + 1) for item in value.values()])
-    return False
+        items = [*value.keys(), *value.values()]
+    elif kind in ("list", "tuple", "set", "frozenset"):
+        items = value
+    else:
+        return False
+    for item in items:
+        if depth > 40 or not {HIDDEN}plain(item, depth + 1):
+            return False
+    return True
 [
     {HIDDEN}kinds,
     {{

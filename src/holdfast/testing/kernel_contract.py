@@ -170,6 +170,16 @@ class KernelContract:
         result = await driver.run("lm('again')\nFINAL(1)")
         assert (result.status, result.repaired) == ("final", ())
 
+    async def test_a_cell_may_use_the_names_of_builtins(self, kernel: Kernel) -> None:
+        driver = await KernelDriver.open(kernel)
+        names = "type all any len list dict str int isinstance repr print sum locals getattr"
+        result = await driver.run(f"kept = [1]\n{' = '.join(names.split())} = 3")
+        assert (result.status, result.repaired) == ("ok", ())
+        driver = await driver.reopen()
+        result = await driver.run("FINAL([kept, type, len])")
+        assert result.final is not None
+        assert values.decode(result.final.encoding, result.final.data) == [[1], 3, 3]
+
     async def test_an_input_is_bound_and_kept(self, kernel: Kernel) -> None:
         driver = await KernelDriver.open(kernel)
         await driver.session.set_variable("context", Encoded(*values.encode({"docs": ["a", "b"]})))
