@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from conftest import cell
+from shells import cell
 
 
 def test_a_mistyped_command_brings_the_one_that_may_be_meant(shell):

@@ -6,8 +6,8 @@ import json
 
 import click
 import pytest
-from conftest import Shell, cell
 from documented import DOCUMENTS, PAGE, check
+from shells import Shell, cell
 
 from holdfast.cli.main import COMMANDS, holdfast
 

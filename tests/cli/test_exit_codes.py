@@ -6,7 +6,7 @@ import asyncio
 import json
 
 import pytest
-from conftest import cell, until
+from shells import cell, until
 
 from holdfast.core.facts import CallRequested, CallSuspended, MessageAppended, TurnStarted
 from holdfast.core.payloads import slot

@@ -9,7 +9,7 @@ import pty
 import subprocess
 import sys
 
-from conftest import COMMAND, cell
+from shells import COMMAND, cell
 
 from holdfast.core.events import chain_start, event_digest
 from holdfast.core.records import canonical

@@ -9,7 +9,7 @@ import shlex
 import signal
 
 import pytest
-from conftest import COMMAND, cell, until
+from shells import COMMAND, cell, until
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from conftest import cell
+from shells import cell
 
 
 def test_lines_serve_the_sessions_whose_first_message_they_match(shell):

@@ -11,7 +11,7 @@ import subprocess
 import sys
 
 import pytest
-from conftest import COMMAND, cell, until
+from shells import COMMAND, cell, until
 
 
 def test_only_the_result_is_on_standard_output(shell):

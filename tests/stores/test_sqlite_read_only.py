@@ -18,7 +18,7 @@ SECONDS = 60
 # Answers each line with what it sees. Permissions do not bind root, so it becomes another user,
 # once all is loaded that he might not be allowed to read.
 LOOKER = """
-import asyncio, json, os, sys
+import asyncio, json, os, sys, urllib.parse
 from pathlib import Path
 from holdfast.core.errors import HoldfastError
 from holdfast.core.facts import SessionStarted
