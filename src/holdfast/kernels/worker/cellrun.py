@@ -35,13 +35,49 @@ class Interrupted(KeyboardInterrupt):
     """The host asked the cell to stop."""
 
 
-class Capture:
+class _Output:
+    """What every stream has that only takes what is written to it."""
+
+    closed = False
+
+    def write(self, given: Any) -> int:
+        raise NotImplementedError
+
+    def writelines(self, lines: Any) -> None:
+        for line in lines:
+            self.write(line)
+
+    def flush(self) -> None:
+        pass
+
+    def isatty(self) -> bool:
+        return False
+
+    def writable(self) -> bool:
+        return True
+
+    def readable(self) -> bool:
+        return False
+
+    def seekable(self) -> bool:
+        return False
+
+    def close(self) -> None:
+        pass
+
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        pass
+
+
+class Capture(_Output):
     """A text stream that keeps its head and its tail and counts everything."""
 
     encoding = "utf-8"
     errors = "replace"
     newlines = None
-    closed = False
     line_buffering = False
 
     def __init__(self, name: str) -> None:
@@ -101,42 +137,12 @@ class Capture:
         half = self._fit // 2
         return [head[:half], (head[half:] + tail)[-half:], self.size]
 
-    def writelines(self, lines: Any) -> None:
-        for line in lines:
-            self.write(line)
-
     def reconfigure(self, **options: Any) -> None:
         pass
 
-    def flush(self) -> None:
-        pass
 
-    def isatty(self) -> bool:
-        return False
-
-    def writable(self) -> bool:
-        return True
-
-    def readable(self) -> bool:
-        return False
-
-    def seekable(self) -> bool:
-        return False
-
-    def close(self) -> None:
-        pass
-
-    def __enter__(self) -> Capture:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        pass
-
-
-class BinaryCapture:
+class BinaryCapture(_Output):
     """What programs write bytes to: they are text of the stream, whatever they are."""
-
-    closed = False
 
     def __init__(self, stream: Capture) -> None:
         self._stream = stream
@@ -160,28 +166,6 @@ class BinaryCapture:
             self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._stream.write(self._decoder.decode(view))
         return view.nbytes
-
-    def writelines(self, lines: Any) -> None:
-        for line in lines:
-            self.write(line)
-
-    def flush(self) -> None:
-        pass
-
-    def isatty(self) -> bool:
-        return False
-
-    def writable(self) -> bool:
-        return True
-
-    def readable(self) -> bool:
-        return False
-
-    def seekable(self) -> bool:
-        return False
-
-    def close(self) -> None:
-        pass
 
     def __reduce__(self) -> Any:
         return getattr, (self._stream, "buffer")
