@@ -40,8 +40,9 @@ class _Output:
 
     closed = False
 
-    def write(self, given: Any) -> int:
-        raise NotImplementedError
+    if TYPE_CHECKING:
+
+        def write(self, given: Any) -> int: ...
 
     def writelines(self, lines: Any) -> None:
         for line in lines:
