@@ -70,7 +70,7 @@ async def _times(count: int, action: Callable[[], Awaitable[Any]]) -> list[float
 
 async def _starting() -> list[Figure]:
     bare, cold, warm = [], [], []
-    for _ in range(8):
+    for _ in range(20):
         began = time.perf_counter()
         subprocess.run([sys.executable, "-I", "-S", "-c", "pass"], check=True)  # noqa: ASYNC221
         bare.append(time.perf_counter() - began)
@@ -124,7 +124,10 @@ async def _round_trips(
     driver.answers["lm"] = lambda number: number
     assert await driver.value(few) == CALLS - 1
     # The difference is the calls alone, without the cell around them.
-    short, long = await _times(60, lambda: one(few)), await _times(60, lambda: one(many))
+    short, long = [], []
+    for _ in range(200):
+        short += await _times(1, lambda: one(few))
+        long += await _times(1, lambda: one(many))
     per_call = (min(long) - min(short)) / (2 * CALLS)
     await session.close()
     note = f"median {statistics.median(took) * 1e6:.0f}"

@@ -11,6 +11,7 @@ Only the standard library is used, because confined workers load this file on it
 
 from __future__ import annotations
 
+import _json
 import base64
 import json
 from collections.abc import Callable
@@ -27,10 +28,6 @@ MAX_INTEGER = 2**53 - 1
 """Larger integers are written as hexadecimal text, which every JSON reader keeps exactly."""
 
 _ATOMS = frozenset({str, bool, type(None), float})
-# What refers to itself never gets as far as this encoder.
-_ENCODER = json.JSONEncoder(
-    ensure_ascii=False, allow_nan=False, check_circular=False, separators=(",", ":")
-)
 
 
 def encode(value: Any) -> tuple[str, bytes]:
@@ -68,16 +65,35 @@ def decode(encoding: str, data: bytes) -> Any:
         if encoding == "bytes":
             return bytes(data)
         if encoding == "json":
-            return (_TAGGED if b'"$' in data else _PLAIN).decode(data.decode())
+            return _parse(_TAGGED if b'"$' in data else _PLAIN, data.decode())
         if encoding == "manifest":
-            return _PLAIN.decode(data.decode())
+            return _parse(_PLAIN, data.decode())
     except (ValueError, TypeError, KeyError, IndexError, ArithmeticError, RecursionError) as error:
         raise Corruption(f"a stored {encoding!r} value does not decode: {error}") from error
     raise Corruption(f"unknown value encoding {encoding!r}")
 
 
+def _refuse(value: Any) -> Any:
+    raise TypeError(f"{type(value).__name__} is no JSON")
+
+
+# What `json.JSONEncoder` makes anew for each text it writes. What refers to itself never gets here.
+_write = _json.make_encoder(
+    None, _refuse, _json.encode_basestring, None, ":", ",", False, False, False
+)
+
+
 def _dump(plain: Any) -> bytes:
-    return _ENCODER.encode(plain).encode()
+    return "".join(_write(plain, 0)).encode()
+
+
+def _parse(decoder: json.JSONDecoder, text: str) -> Any:
+    """Return what a JSON text says; what was written here has no white space around it."""
+    try:
+        value, end = decoder.scan_once(text, 0)  # type: ignore[attr-defined]
+    except StopIteration:
+        end = -1
+    return value if end == len(text) else decoder.decode(text)
 
 
 def _plain(value: Any, path: str, exact: bool) -> Any:
@@ -104,7 +120,12 @@ def _plain(value: Any, path: str, exact: bool) -> Any:
 def _plain_items(items: list[Any] | tuple[Any, ...], path: str, exact: bool) -> list[Any]:
     if not exact and _ATOMS.issuperset(map(type, items)):
         return list(items)
-    return [_plain(item, f"{path}[{index}]", exact) for index, item in enumerate(items)]
+    return [
+        item
+        if type(item) is int and -MAX_INTEGER <= item <= MAX_INTEGER
+        else _plain(item, f"{path}[{index}]", exact)
+        for index, item in enumerate(items)
+    ]
 
 
 def _plain_dict(value: dict[Any, Any], path: str, exact: bool) -> Any:

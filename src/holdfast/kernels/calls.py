@@ -26,6 +26,7 @@ from holdfast.kernels.workers import Worker
 HELD_BYTES = 4 * bounds.MAX_BYTES
 _FIXED = "the answer is fixed"
 _NULL = Encoded("json", b"null")
+_PARTS, _TEXT = {"args", "kwargs"}, {str}
 
 
 class Calls:
@@ -156,12 +157,8 @@ def _arguments(frame: frames.CallFrame, data: bytes) -> dict[str, Any]:
         arguments = values.decode("json", data)
     except Corruption:
         arguments = None
-    if (
-        type(arguments) is not dict
-        or arguments.keys() != {"args", "kwargs"}
-        or type(arguments["args"]) is not list
-        or type(arguments["kwargs"]) is not dict
-        or not all(type(name) is str for name in arguments["kwargs"])
-    ):
-        raise KernelProtocolError(f"the arguments of {frame.function!r} do not decode")
-    return arguments
+    if type(arguments) is dict and arguments.keys() == _PARTS:
+        args, named = arguments["args"], arguments["kwargs"]
+        if type(args) is list and type(named) is dict and _TEXT.issuperset(map(type, named)):
+            return arguments
+    raise KernelProtocolError(f"the arguments of {frame.function!r} do not decode")

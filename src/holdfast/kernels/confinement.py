@@ -12,20 +12,20 @@ the package, and its start is measured in milliseconds (`dataclasses` alone woul
 from __future__ import annotations
 
 import _thread
-import ctypes
 import os
 import resource
 import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import NoReturn
+    from typing import Any, NoReturn
 
 if __package__:
-    from holdfast.kernels import landlock, seccomp
+    from holdfast.kernels import landlock, libc, seccomp
 else:
     sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
     import landlock  # type: ignore[import-not-found,no-redef]
+    import libc  # type: ignore[import-not-found,no-redef]
     import seccomp  # type: ignore[import-not-found,no-redef]
 
     del sys.path[0]
@@ -48,7 +48,7 @@ _PROGRAM_LOADERS = (
 )
 _NO_DESCRIPTOR_ABOVE = 0x7FFFFFFF
 
-_libc = ctypes.CDLL(None, use_errno=True)
+_prctl_call = libc.function("prctl")
 _prepared: landlock.Ruleset | None = None
 
 
@@ -181,16 +181,16 @@ def become(executable: str, arguments: list[str], policy: Policy) -> NoReturn:
     The filter knows the path by its address, Landlock by its file: what the program might execute
     later is itself again, as confined as before.
     """
-    path = ctypes.create_string_buffer(os.fsencode(executable))
-    words = [os.fsencode(argument) for argument in (executable, *arguments)]
-    argv = (ctypes.c_char_p * (len(words) + 1))(*words, None)
-    environment = (ctypes.c_char_p * 1)(None)
+    path = libc.buffer(os.fsencode(executable))
+    argv = libc.texts([os.fsencode(argument) for argument in (executable, *arguments)])
+    environment = libc.texts([])
+    execve = libc.function("execve")
     _confine(policy, path)
-    _libc.execve(path, argv, environment)
-    raise Unconfined(ctypes.get_errno(), f"cannot execute {executable!r} confined")
+    execve(path, argv, environment)
+    raise Unconfined(libc.errno(), f"cannot execute {executable!r} confined")
 
 
-def _confine(policy: Policy, executable: ctypes.Array[ctypes.c_char] | None) -> Report:
+def _confine(policy: Policy, executable: Any) -> Report:
     try:
         return _give_everything_up(policy, executable)
     except Unconfined:
@@ -199,7 +199,7 @@ def _confine(policy: Policy, executable: ctypes.Array[ctypes.c_char] | None) -> 
         raise Unconfined(error.errno, f"cannot confine: {error}") from error
 
 
-def _give_everything_up(policy: Policy, executable: ctypes.Array[ctypes.c_char] | None) -> Report:
+def _give_everything_up(policy: Policy, executable: Any) -> Report:
     found = available()
     if found.missing:
         raise Unconfined(f"cannot confine: missing {'; '.join(found.missing)}")
@@ -220,7 +220,7 @@ def _give_everything_up(policy: Policy, executable: ctypes.Array[ctypes.c_char] 
     _prctl(_PR_SET_DUMPABLE, 0)
     _prctl(_PR_SET_NO_NEW_PRIVS, 1)
     ruleset.restrict_self()
-    path = None if executable is None else ctypes.addressof(executable)
+    path = None if executable is None else libc.address(executable)
     seccomp.install(os.uname().machine, execve_path=path)
     return Report(found.landlock_abi, True, (), tuple(notes), uid)
 
@@ -234,9 +234,7 @@ def _close_descriptors(keep: tuple[int, ...]) -> None:
     os.closerange(start, _NO_DESCRIPTOR_ABOVE)
 
 
-def _rules(
-    version: int, policy: Policy, executable: ctypes.Array[ctypes.c_char] | None
-) -> landlock.Ruleset:
+def _rules(version: int, policy: Policy, executable: Any) -> landlock.Ruleset:
     if executable is None:
         prepare()
         ruleset = _prepared or landlock.Ruleset(version)
@@ -278,7 +276,8 @@ def _interpreter_paths() -> list[tuple[str, int]]:
     with os.scandir(library) as entries:
         for entry in entries:
             if entry.name not in ("site-packages", "dist-packages"):
-                paths.append((entry.path, landlock.READ))
+                is_file = entry.is_file(follow_symlinks=False)
+                paths.append((entry.path, landlock.READ_FILE if is_file else landlock.READ))
     # Some distributions keep the compiled part of the library elsewhere.
     paths += [(path, landlock.READ) for path in sys.path if path.endswith("/lib-dynload")]
     paths += [(path, landlock.READ_FILE) for path in _shared_libraries()]
@@ -318,8 +317,8 @@ def _be_the_first_to_be_killed() -> None:
 
 def _limit(policy: Policy) -> None:
     # Each arena of the allocator and each thread's stack reserves address space by the megabyte.
-    if hasattr(_libc, "mallopt"):
-        _libc.mallopt(_M_ARENA_MAX, 2)
+    if libc.has("mallopt"):
+        libc.function("mallopt")(_M_ARENA_MAX, 2)
     _thread.stack_size(_THREAD_STACK_BYTES)
     limits = {
         resource.RLIMIT_AS: policy.memory_bytes,
@@ -366,7 +365,7 @@ def _give_up_identity(notes: list[str]) -> int:
         except OSError:
             continue
         _set_capabilities({_CAP_SETUID})
-        _libc.setfsuid(0)
+        libc.function("setfsuid")(0)
         return uid
     notes.append("runs as root without capabilities: this user namespace maps no other user")
     return 0
@@ -378,7 +377,7 @@ def _count_threads_alone(threads: int, notes: list[str]) -> None:
     The kernel counts threads per user and namespace: without a user or a namespace of its own the
     worker would be limited by what its user runs elsewhere.
     """
-    alone = _libc.unshare(_CLONE_NEWUSER) == 0
+    alone = libc.function("unshare")(_CLONE_NEWUSER) == 0
     if alone or os.getuid() >= _WORKER_UIDS:
         _lower(resource.RLIMIT_NPROC, threads)
     else:
@@ -386,8 +385,8 @@ def _count_threads_alone(threads: int, notes: list[str]) -> None:
 
 
 def _held_capabilities() -> set[int]:
-    with open("/proc/self/status", encoding="ascii", errors="replace") as status:
-        line = next(line for line in status if line.startswith("CapPrm:"))
+    with open("/proc/self/status", "rb") as status:
+        line = next(line for line in status if line.startswith(b"CapPrm:"))
     mask = int(line.split()[1], 16)
     return {bit for bit in range(_CAP_LAST_POSSIBLE + 1) if mask >> bit & 1}
 
@@ -395,17 +394,20 @@ def _held_capabilities() -> set[int]:
 def _drop_capabilities() -> None:
     for capability in range(_CAP_LAST_POSSIBLE + 1):
         # Fails past the last capability, and without CAP_SETPCAP, when there is none to drop.
-        _libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0)
-    _libc.prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
+        _prctl_call(_PR_CAPBSET_DROP, capability, 0, 0, 0)
+    _prctl_call(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
     _set_capabilities(set())
 
 
 def _set_capabilities(capabilities: set[int]) -> None:
     low = sum(1 << bit for bit in capabilities if bit < 32)
-    header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
-    data = (ctypes.c_uint32 * 6)(low, low, 0, 0, 0, 0)
-    if _libc.capset(header, data) != 0:
-        raise Unconfined(ctypes.get_errno(), "cannot set capabilities")
+    header, data = _words(_CAPABILITY_VERSION_3, 0), _words(low, low, 0, 0, 0, 0)
+    if libc.function("capset")(header, data) != 0:
+        raise Unconfined(libc.errno(), "cannot set capabilities")
+
+
+def _words(*numbers: int) -> Any:
+    return libc.buffer(b"".join(number.to_bytes(4, sys.byteorder) for number in numbers))
 
 
 def _die_with_parent(parent_pid: int | None) -> None:
@@ -417,6 +419,6 @@ def _die_with_parent(parent_pid: int | None) -> None:
 
 
 def _prctl(option: int, value: int) -> None:
-    if _libc.prctl(option, ctypes.c_ulong(value), 0, 0, 0) != 0:
-        number = ctypes.get_errno()
+    if _prctl_call(option, value, 0, 0, 0) != 0:
+        number = libc.errno()
         raise Unconfined(number, f"prctl {option}: {os.strerror(number)}")

@@ -197,6 +197,10 @@ class FrameReader:
 
     def feed(self, data: bytes) -> list[Frame]:
         """Return the frames that these bytes complete; raise KernelProtocolError on nonsense."""
+        if not self._buffer and data[:1] == b"\0" and len(data) <= MAX_MESSAGE_BYTES:
+            size = int.from_bytes(data[1:HEADER_BYTES], "big")
+            if len(data) == HEADER_BYTES + size:
+                return [_message(data[HEADER_BYTES:])]  # one and no more: nearly always
         whole: bytes | bytearray = data
         if self._buffer:
             self._buffer += data

@@ -112,7 +112,8 @@ class Journal:
             entry.task = asyncio.get_running_loop().create_task(self._answer(entry, call))
         if entry.skipped:
             self._hand_over(entry)
-        self._release()
+        if self._blocked or self._next < len(self._answered):
+            self._release()
 
     async def _answer(self, entry: _Entry, call: HostCall) -> None:
         try:

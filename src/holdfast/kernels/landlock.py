@@ -7,9 +7,14 @@ only. Only the standard library is used, so that a worker can load this file by 
 
 from __future__ import annotations
 
-import ctypes
 import os
 import stat
+import sys
+
+if __package__:
+    from holdfast.kernels import libc
+else:
+    import libc  # type: ignore[import-not-found,no-redef]
 
 CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446  # the same on every architecture
 EXECUTE = 1 << 0
@@ -27,27 +32,10 @@ _FILE_RIGHTS = {1: 13, 2: 14, 3: 15, 4: 15}
 _TCP_BIND_CONNECT = 0b11
 _SCOPE_ABSTRACT_UNIX_SIGNAL = 0b11
 
-_libc = ctypes.CDLL(None, use_errno=True)
-
-
-class _RulesetAttr(ctypes.Structure):
-    _fields_ = [
-        ("handled_access_fs", ctypes.c_uint64),
-        ("handled_access_net", ctypes.c_uint64),
-        ("scoped", ctypes.c_uint64),
-    ]
-
-
-class _PathBeneathAttr(ctypes.Structure):
-    _pack_ = 1
-    _layout_ = "ms"  # 3.13 and later ask for it by name wherever _pack_ is used
-    _fields_ = [("allowed_access", ctypes.c_uint64), ("parent_fd", ctypes.c_int32)]
-
 
 def abi() -> int:
     """Return the newest Landlock ABI of this kernel, 0 if there is none that we may use."""
-    version = _libc.syscall(ctypes.c_long(CREATE_RULESET), None, ctypes.c_size_t(0), _VERSION_QUERY)
-    return max(int(version), 0)
+    return max(libc.system_call(CREATE_RULESET, None, 0, _VERSION_QUERY), 0)
 
 
 class Ruleset:
@@ -56,16 +44,14 @@ class Ruleset:
     def __init__(self, version: int) -> None:
         self._version = version
         self._handled = (1 << _FILE_RIGHTS.get(version, 16)) - 1
-        attr = _RulesetAttr(
+        attributes = (
             self._handled,
             _TCP_BIND_CONNECT if version >= 4 else 0,
             _SCOPE_ABSTRACT_UNIX_SIGNAL if version >= 6 else 0,
         )
         size = 24 if version >= 6 else 16 if version >= 4 else 8
         self.descriptor = self._fd = _checked(
-            _libc.syscall(
-                ctypes.c_long(CREATE_RULESET), ctypes.byref(attr), ctypes.c_size_t(size), 0
-            ),
+            libc.system_call(CREATE_RULESET, b"".join(map(_u64, attributes)), size, 0),
             "landlock_create_ruleset",
         )
 
@@ -76,15 +62,11 @@ class Ruleset:
         except OSError:
             return False
         try:
-            if not stat.S_ISDIR(os.fstat(fd).st_mode):
+            if access & ~_FILE_ONLY and not stat.S_ISDIR(os.fstat(fd).st_mode):
                 access &= _FILE_ONLY
-            attr = _PathBeneathAttr(access & self._handled, fd)
-            _checked(
-                _libc.syscall(
-                    ctypes.c_long(ADD_RULE), self._fd, _RULE_PATH_BENEATH, ctypes.byref(attr), 0
-                ),
-                f"landlock_add_rule for {path!r}",
-            )
+            rule = _u64(access & self._handled) + fd.to_bytes(4, sys.byteorder)
+            if libc.system_call(ADD_RULE, self._fd, _RULE_PATH_BENEATH, rule, 0) != 0:
+                raise _failure(f"landlock_add_rule for {path!r}")
         finally:
             os.close(fd)
         return True
@@ -93,14 +75,20 @@ class Ruleset:
         """Put the rules in force. The process must have no_new_privs set."""
         # Denials are not audited: code in a cell could fill the host's audit log with them.
         flags = _LOG_SAME_EXEC_OFF if self._version >= 7 else 0
-        _checked(
-            _libc.syscall(ctypes.c_long(RESTRICT_SELF), self._fd, flags), "landlock_restrict_self"
-        )
+        _checked(libc.system_call(RESTRICT_SELF, self._fd, flags), "landlock_restrict_self")
         os.close(self._fd)
 
 
 def _checked(result: int, what: str) -> int:
     if result < 0:
-        number = ctypes.get_errno()
-        raise OSError(number, f"{what}: {os.strerror(number)}")
+        raise _failure(what)
     return result
+
+
+def _failure(what: str) -> OSError:
+    number = libc.errno()
+    return OSError(number, f"{what}: {os.strerror(number)}")
+
+
+def _u64(number: int) -> bytes:
+    return number.to_bytes(8, sys.byteorder)

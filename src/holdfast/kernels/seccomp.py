@@ -9,8 +9,13 @@ standard library is used, so that a worker can load this file by its path.
 
 from __future__ import annotations
 
-import ctypes
 import os
+import sys
+
+if __package__:
+    from holdfast.kernels import libc
+else:
+    import libc  # type: ignore[import-not-found,no-redef]
 
 ARCHITECTURES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
 
@@ -68,29 +73,14 @@ _IOCTL = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)  # TCGETS, TIOCGWINSZ,
 _PRCTL = (3, 15, 16, 21, 39, 0x53564D41)  # getters, PR_SET_NAME, PR_SET_VMA (names a mapping)
 
 _Instruction = tuple[int, int, int, int]
-_libc = ctypes.CDLL(None, use_errno=True)
-
-
-class _Filter(ctypes.Structure):
-    _fields_ = [
-        ("code", ctypes.c_uint16),
-        ("jt", ctypes.c_uint8),
-        ("jf", ctypes.c_uint8),
-        ("k", ctypes.c_uint32),
-    ]
-
-
-class _Program(ctypes.Structure):
-    _fields_ = [("length", ctypes.c_uint16), ("filter", ctypes.POINTER(_Filter))]
 
 
 def available(machine: str) -> bool:
     """Return whether this kernel can refuse system calls, and we know its numbers."""
     if machine not in ARCHITECTURES:
         return False
-    action = ctypes.c_uint32(_ERRNO)
-    number = ctypes.c_long(_SECCOMP[machine])
-    return int(_libc.syscall(number, _GET_ACTION_AVAIL, 0, ctypes.byref(action))) == 0
+    action = _ERRNO.to_bytes(4, sys.byteorder)
+    return libc.system_call(_SECCOMP[machine], _GET_ACTION_AVAIL, 0, action) == 0
 
 
 def install(machine: str, *, execve_path: int | None = None) -> None:
@@ -100,11 +90,16 @@ def install(machine: str, *, execve_path: int | None = None) -> None:
     launcher that goes on as another program.
     """
     instructions = program(machine, os.getpid(), execve_path)
-    code = (_Filter * len(instructions))(*(_Filter(*each) for each in instructions))
-    block = _Program(len(instructions), code)
-    number = ctypes.c_long(_SECCOMP[machine])
-    if _libc.syscall(number, _SET_MODE_FILTER, _TSYNC, ctypes.byref(block)) != 0:
-        error = ctypes.get_errno()
+    order = sys.byteorder
+    code = b"".join(
+        operation.to_bytes(2, order) + bytes((jump_true, jump_false)) + operand.to_bytes(4, order)
+        for operation, jump_true, jump_false, operand in instructions
+    )
+    held = libc.buffer(code)
+    # The length, and the pointer where the machine aligns it.
+    block = len(instructions).to_bytes(2, order) + bytes(6) + libc.address(held).to_bytes(8, order)
+    if libc.system_call(_SECCOMP[machine], _SET_MODE_FILTER, _TSYNC, block) != 0:
+        error = libc.errno()
         raise OSError(error, f"seccomp: {os.strerror(error)}")
 
 

@@ -21,8 +21,9 @@ if TYPE_CHECKING:
 _SIGKILL = 9
 FORK_ALIKE, FORK, REAP = b"A"[0], b"F"[0], b"R"[0]
 WARM = (
-    *("resource", "ctypes", "holdfast.kernels.confinement", "hashlib", "json", "datetime"),
-    *("holdfast.core.values", "traceback", "threading", "re", "collections", "typing"),
+    *("resource", "holdfast.kernels.confinement", "_blake2", "ctypes", "hashlib"),
+    *("json", "datetime", "holdfast.core.values", "traceback", "threading", "re"),
+    *("collections", "typing"),
     *("holdfast.kernels.worker.pickling", "holdfast.kernels.worker.tolerant"),
     *("dataclasses", "enum", "inspect", "asyncio", "concurrent.futures.thread"),
 )
@@ -80,11 +81,16 @@ class Nursery:
 
     def _warm(self) -> None:
         """Import what most cells need, for as long as nobody waits."""
-        import select
-
         for name in WARM:
-            if select.select([self._control], (), (), 0)[0]:
+            if self._is_asked():
                 return
             __import__(name)
         gc.collect()
         gc.freeze()
+
+    def _is_asked(self) -> bool:
+        try:
+            self._control.recv(1, _socket.MSG_PEEK | _socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return False
+        return True

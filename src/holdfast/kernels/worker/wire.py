@@ -74,6 +74,7 @@ class Channel:
         self.shield = shield
         self._writing = _thread.allocate_lock()
         self._buffer = b""
+        self._names: dict[str, bytes] = {}
         # Kept here, because model code may replace the attributes of the modules.
         self._read, self._write, self._loads = os.read, os.write, marshal.loads
         self._readv = os.readv
@@ -121,7 +122,10 @@ class Channel:
 
     def send_call(self, number: int, function: str, arguments: bytes, files: list[Any]) -> None:
         """Send a call, whose arguments are JSON already, and how many threads the cell has."""
-        named, read = dumps(function), dumps(files)
+        named = self._names.get(function)
+        if named is None:
+            named = self._names[function] = dumps(function)
+        read = dumps(files) if files else b"[]"
         with self.shield, self._writing:
             # Counted now: what was counted before the wait for the others may be too few.
             parts = (number, named, read, _thread._count() + 1, arguments)
