@@ -257,7 +257,7 @@ class CpythonSession:
         if self._closed:
             raise KernelError("the session was closed; open it again")
         self._pool.busy(self)
-        if self.worker is not None and self.worker.lost is None:
+        if self.worker is not None and self.worker.is_alive():
             return self.worker
         self._pool.forget(self)
         worker = await self._pool.acquire(self, self.settings.depth)

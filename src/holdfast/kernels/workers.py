@@ -56,6 +56,8 @@ class Nursery:
 
     def start(self) -> int:
         """Start the process unless it runs, and return its number."""
+        if self._process is not None and self._process.poll() is not None:
+            self.close()  # the event loop has not heard yet
         if self._process is None:
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             with theirs:
@@ -162,6 +164,12 @@ class Worker:
         for stream in (incoming, outgoing):
             os.set_blocking(stream.fileno(), False)
         self._loop.add_reader(incoming, self._readable)
+
+    def is_alive(self) -> bool:
+        """Tell whether an idle worker is still there; the event loop may not have heard yet."""
+        if self.lost is None:
+            self._readable()
+        return self.lost is None
 
     def _readable(self) -> None:
         try:

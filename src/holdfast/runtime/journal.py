@@ -8,9 +8,11 @@ anything else: the batch is there and counts, or it is not and is written again.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+import logging
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any
 
-from holdfast.core.errors import OutcomeUnknown
+from holdfast.core.errors import HoldfastError, OutcomeUnknown
 from holdfast.core.events import Event, forms
 from holdfast.core.facts import Fact
 from holdfast.core.heads import EdgeDraft, HeadDraft
@@ -18,6 +20,8 @@ from holdfast.core.payloads import Slot, digest_form
 from holdfast.core.state import State
 from holdfast.runtime.shelter import carried_through
 from holdfast.stores.port import Appended, Lease, SessionStore
+
+logger = logging.getLogger("holdfast.runtime")
 
 Build = Callable[[State], Sequence[Fact]]
 
@@ -34,6 +38,7 @@ class Journal:
         self._gate = gate
         self.waiting: int | None = None
         """Inbox items that waited when a batch gave the lease back; None while it is held."""
+        self._under_way = 0
         self._lock = asyncio.Lock()
 
     @property
@@ -59,9 +64,17 @@ class Journal:
         `gated` lets only so many such batches of a runtime pass at once.
         """
         work = self._append(build, head, edges, consumes, payloads, release)
-        return await carried_through(self._in_turn(work) if gated else work)
+        waits = self._under_way > 0 or (gated and self._gate.locked())
+        self._under_way += 1
+        try:
+            if gated:
+                work = self._in_turn(work)
+            # Only the outcome of a release says what waits in the inbox.
+            return await (carried_through(work) if waits or release else work)
+        finally:
+            self._under_way -= 1
 
-    async def _in_turn(self, work: Awaitable[Appended]) -> Appended:
+    async def _in_turn(self, work: Coroutine[Any, Any, Appended]) -> Appended:
         async with self._gate:
             return await work
 
@@ -89,12 +102,30 @@ class Journal:
                     release=release,
                 )
 
+            async def settle() -> Appended:
+                try:
+                    done = await write()
+                except OutcomeUnknown:
+                    done = await self._find(facts) or await write()
+                self.state, self.waiting = done.state, done.inbox
+                return done
+
             try:
-                done = await write()
-            except OutcomeUnknown:
-                done = await self._find(facts) or await write()
-            self.state, self.waiting = done.state, done.inbox
-            return done
+                return await settle()
+            except asyncio.CancelledError:
+                await carried_through(self._make_good(settle))
+                raise
+
+    async def _make_good(self, settle: Callable[[], Awaitable[Appended]]) -> None:
+        """Learn the outcome of a batch whose writer was cancelled; write it where it is missing."""
+        try:
+            state = await self.store.load_state(self.session)
+            if state.seq == self.state.seq:
+                await settle()
+            else:
+                self.state = state
+        except HoldfastError:
+            logger.warning("a batch of session %s was not written", self.session, exc_info=True)
 
     async def _find(self, facts: Sequence[Fact]) -> Appended | None:
         """Return the batch whose fate was unknown if the log has it."""
