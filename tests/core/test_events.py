@@ -1,10 +1,16 @@
 """Events chain by their digests, read back as they were, and tolerate a newer release's types."""
 
 from dataclasses import dataclass
+from dataclasses import fields as dataclass_fields
 from dataclasses import replace as replace_fact
+from functools import partial
+from types import UnionType
+from typing import Union, get_args, get_origin, get_type_hints
 
+import msgspec
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
 from msgspec.structs import replace
 from walks import AT, begin, choices, walk
 
@@ -21,11 +27,13 @@ from holdfast.core.events import (
     event_from_line,
     event_to_line,
     fact_from_data,
+    forms,
+    forms_with_reasons,
     now,
     stamp,
 )
 from holdfast.core.fold import fold
-from holdfast.core.payloads import Erased, slot
+from holdfast.core.payloads import Erased, Slot, slot
 from holdfast.core.state import empty
 
 
@@ -247,3 +255,71 @@ def test_an_event_does_not_change_with_what_its_fact_was_made_of():
     event = stamp(chain_start("s-1"), "s-1", 1, AT, fact)
     usage["input_tokens"] = 2
     check_digest(chain_start("s-1"), event)
+
+
+class Word(str):
+    """Text that is not exactly text."""
+
+
+BIG, SMALL = slot("x" * 1000, "message"), slot("x", "message")
+ANYTHING = [
+    *(None, 0, 1, -1, True, False, 2**53, 1.5, "", "x", Word("user"), "\ud800", b"x"),
+    *("user", "final", "failed", "ok", "root", "turn_final", "invocation", "once", "human"),
+    *("message", "replied"),
+    *({}, {"a": 1}, {"a": None}, {"a": "b"}, {"$v": "a"}, {"a": {"$ref": "b"}}, {1: 2}, {"é": 1}),
+    *([], [["p", "d"]], [["p", 1]], [1.5], ("a",), {"a": 2**60}),
+    *(BIG, SMALL, BIG.bare(), SMALL.bare(), replace(BIG, erased=Erased(AT, "r"))),
+    *(replace(SMALL, apart=True), slot({"a": 1}, "input"), {"a": SMALL, "b": BIG}, {"a": 1}),
+]
+
+
+def outcome(function, fact):
+    try:
+        return function(fact)
+    except Exception as error:
+        return type(error), str(error)
+
+
+@given(st.data())
+@settings(max_examples=400)
+def test_the_function_made_for_a_fact_type_says_what_the_one_that_looks_at_each_field_says(data):
+    cls = data.draw(st.sampled_from(sorted(FACTS.values(), key=lambda cls: cls.TYPE)))
+    good = FILLED[cls]
+    fields = data.draw(st.lists(st.sampled_from(sorted(good) or [""]), max_size=3, unique=True))
+    wrong = {name: data.draw(st.sampled_from(ANYTHING)) for name in fields if name}
+    fact = cls(**good | wrong)
+    assert outcome(forms, fact) == outcome(forms_with_reasons, fact)
+
+
+def _filled(cls):
+    """Return a value for each field of a fact that its type takes."""
+    return {name: next(filter(partial(_takes, hint), ANYTHING)) for name, hint in _hints(cls)}
+
+
+def _hints(cls):
+    hints = get_type_hints(cls)
+    return [(item.name, hints[item.name]) for item in dataclass_fields(cls)]
+
+
+def _takes(hint, value):
+    options = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    for option in options:
+        if option is Slot or Slot in get_args(option):
+            parts = value.values() if type(value) is dict else [value]
+            if value and (option is Slot) == (type(value) is Slot):
+                return all(type(part) is Slot and part.data is not None for part in parts)
+        elif option is not type(None) and type(value) is not Word and value != "\ud800":
+            try:
+                msgspec.convert(value, option)
+            except msgspec.ValidationError:
+                continue
+            return value is not None
+    return False
+
+
+FILLED = {cls: _filled(cls) for cls in FACTS.values()}
+
+
+def test_that_comparison_begins_with_facts_that_can_be_written():
+    written = [cls for cls, good in FILLED.items() if isinstance(forms(cls(**good))[0], dict)]
+    assert len(written) == len(FACTS)

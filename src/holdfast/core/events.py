@@ -13,7 +13,7 @@ import re
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import MISSING, fields
-from functools import lru_cache, reduce
+from functools import reduce
 from itertools import compress
 from operator import attrgetter, ne, or_
 from types import UnionType
@@ -24,7 +24,7 @@ import msgspec
 from holdfast.core import facts, run_facts
 from holdfast.core.errors import Corruption, InvalidInput, InvalidRecord
 from holdfast.core.facts import Fact
-from holdfast.core.payloads import Slot, digest_form, from_record, to_record
+from holdfast.core.payloads import INLINE_BYTES, Slot, digest_form, from_record, to_record
 from holdfast.core.records import FIELD_DEPTH, Record, canonical, encode, explain, fits, parse
 from holdfast.core.values import MAX_INTEGER
 
@@ -80,13 +80,17 @@ class Event(msgspec.Struct, frozen=True, gc=False):
 
 def now() -> str:
     """Return the present time as records write it."""
-    second, nanoseconds = divmod(time.time_ns(), 1_000_000_000)
-    return f"{_second(second)}.{nanoseconds // 1000:06d}Z"
+    global _this_second
+    microseconds = time.time_ns() // 1000
+    second, text = _this_second
+    if microseconds // 1_000_000 != second:
+        second = microseconds // 1_000_000
+        text = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second))
+        _this_second = (second, text)
+    return f"{text}.{microseconds % 1_000_000:06d}Z"
 
 
-@lru_cache(maxsize=2)
-def _second(second: int) -> str:
-    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second))
+_this_second = (-1, "")
 
 
 def chain_start(session: str) -> str:
@@ -121,10 +125,21 @@ def check_digest(previous: str, event: Event) -> None:
         )
 
 
-def forms(fact: Fact) -> tuple[Record, Record, list[Slot]]:
+Forms = tuple[Record, Record, list[Slot]]
+
+
+def forms(fact: Fact) -> Forms:
     """Return a fact's data as its digest covers it and as it is stored, and the slots in it.
 
     Defaults are left out, and slots are records.
+    """
+    return _plan(type(fact)).forms(fact)
+
+
+def forms_with_reasons(fact: Fact) -> Forms:
+    """Return the same by looking at each field, and say what is wrong with a fact that has none.
+
+    Every fact type has a function of its own made for it, which turns to this one in doubt.
     """
     plan = _plan(type(fact))
     values = plan.read(fact)
@@ -171,7 +186,7 @@ def _check_plain(fact: Fact, plan: _Plan, plain: Record) -> None:
         explain(plain, fact.TYPE)
     try:
         msgspec.convert(plain, plan.checked)
-    except msgspec.ValidationError as error:
+    except (msgspec.ValidationError, UnicodeEncodeError) as error:
         explain(plain, fact.TYPE)
         raise InvalidRecord(f"{fact.TYPE} cannot be read back: {error}") from error
     for name in plan.nested:
@@ -226,7 +241,7 @@ def stamp(
     previous: str, session: str, seq: int, at: str, fact: Fact, slots: list[Slot] | None = None
 ) -> Event:
     """Return the event that a fact becomes at its place in the log; add its slots to `slots`."""
-    covered, stored, found = forms(fact)
+    covered, stored, found = _plan(type(fact)).forms(fact)
     if slots is not None:
         slots += found
     kind, version = fact.TYPE, fact.VERSION
@@ -315,6 +330,7 @@ class _Plan(NamedTuple):
     read: Callable[[Fact], tuple[Any, ...]]
     checked: type[msgspec.Struct]
     nested: tuple[str, ...]
+    forms: Callable[[Fact], Forms]
 
 
 _PLANS: dict[type[Fact], _Plan] = {}
@@ -354,8 +370,84 @@ def _make_plan(cls: type[Fact]) -> _Plan:
             [(name, _bounded(hint), msgspec.field(default=None)) for name, hint, _ in plain],
         ),
         nested=tuple(name for name, hint, _ in plain if not all(map(_is_scalar, _options(hint)))),
+        forms=_compiled(found),
     )
     return plan
+
+
+def _compiled(found: tuple[tuple[str, Any, Any], ...]) -> Callable[[Fact], Forms]:
+    """Return `forms` for one fact type, made as `dataclass` makes its methods.
+
+    What it cannot tell at once it leaves to `forms_with_reasons`.
+    """
+    names: dict[str, Any] = {
+        "Slot": Slot,
+        "in_doubt": forms_with_reasons,
+        "to_record": to_record,
+        "nested": _nested,
+        "most": MAX_INTEGER,
+        "inline_bytes": INLINE_BYTES,
+    }
+    lines = ["def forms(fact):", "    covered = {}", "    apart = {}", "    slots = []"]
+    for name, shape, default in found:
+        lines.append(f"    value = fact.{name}")
+        if shape is _SLOTS:
+            lines += ["    if value:", "        return in_doubt(fact)"]
+        elif shape is _SLOT:
+            lines += [
+                "    if type(value) is Slot:",
+                f"        covered['{name}'] = {{'$ref': value.id, 'encoding': value.encoding, "
+                "'kind': value.kind, 'size': value.size}",
+                "        slots.append(value)",
+                "        if value.size <= inline_bytes or value.erased is not None:",
+                "            if value.inline or value.erased is not None:",
+                f"                apart['{name}'] = to_record(value)",
+                f"    elif value is not None or {default is MISSING}:",
+                "        return in_doubt(fact)",
+            ]
+        else:
+            names[f"default_{name}"] = default
+            names[f"shape_{name}"] = _bounded(shape)
+            scalar = " or ".join(_test(option, name, names) for option in _options(shape))
+            lines += [
+                "    if True:" if default is MISSING else f"    if value != default_{name}:",
+                f"        if {scalar}:",
+                f"            covered['{name}'] = value",
+                f"        elif (copy := nested(fact, '{name}', value, shape_{name})) is not None:",
+                f"            covered['{name}'] = copy",
+                "        else:",
+                "            return in_doubt(fact)",
+            ]
+    lines.append("    return covered, {**covered, **apart} if apart else covered, slots")
+    exec("\n".join(lines), names)
+    made: Callable[[Fact], Forms] = names["forms"]
+    return made
+
+
+def _test(option: Any, name: str, names: dict[str, Any]) -> str:
+    """Return the test for a plain value of one type; what has parts is not told by a test."""
+    if option is int:
+        return "type(value) is int and -most <= value <= most"
+    if option is str or option is bool:
+        return f"type(value) is {option.__name__}"
+    if option is type(None):
+        return "value is None"
+    if get_origin(option) is Literal:
+        names[f"words_{name}"] = frozenset(get_args(option))
+        return f"type(value) is str and value in words_{name}"
+    return "False"
+
+
+def _nested(fact: Fact, name: str, value: Any, shape: Any) -> Any:
+    """Return a copy of an object or list that records can hold and readers take; None if not."""
+    if type(value) not in _NESTED:
+        return None
+    try:
+        msgspec.convert(value, shape)
+    except (msgspec.ValidationError, UnicodeEncodeError):
+        return None
+    _check_nested(fact, name, value)
+    return _copied(value)
 
 
 def _reader(names: Sequence[str]) -> Callable[[Fact], tuple[Any, ...]]:

@@ -17,6 +17,7 @@ from holdfast.core.errors import InvalidId
 from holdfast.core.names import ADJECTIVES, NOUNS
 
 MAX_ID_LENGTH = 128
+MOST_SEEN = 4096
 
 _ID = re.compile(r"[a-z0-9](?:[a-z0-9._-]{0,126}[a-z0-9])?", re.ASCII)
 _CONTENT_ID = re.compile(r"sha256:[0-9a-f]{64}", re.ASCII)
@@ -28,6 +29,8 @@ _DEVICES = frozenset(
 
 def check_id(value: object, what: str = "session id") -> str:
     """Return a valid id; raise InvalidId that says what is wrong with it."""
+    if type(value) is str and value in _seen:
+        return value
     if not isinstance(value, str) or not _ID.fullmatch(value) or ".." in value:
         raise InvalidId(
             f"{_shown(value)} is no {what}: use 1 to {MAX_ID_LENGTH} of a-z, 0-9, '.', '_', '-', "
@@ -35,7 +38,14 @@ def check_id(value: object, what: str = "session id") -> str:
         )
     if value.split(".", 1)[0] in _DEVICES:
         raise InvalidId(f"{_shown(value)} is no {what}: it is a reserved device name")
+    if len(_seen) >= MOST_SEEN:
+        _seen.clear()
+    _seen.add(str(value))
     return value
+
+
+_seen: set[str] = set()
+"""Ids that were found valid: the same few are checked at every turn."""
 
 
 def check_key(value: object, what: str) -> str:

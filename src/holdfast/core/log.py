@@ -7,7 +7,7 @@ are computed and which payloads must exist is decided here, once, for all stores
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -40,7 +40,6 @@ _NUMBERED: dict[type[Fact], str] = {
     facts.EvalAdded: "eval",
     facts.LeafCalled: "leaf",
 }
-_SETTLING = (facts.TurnPut, facts.StepPut)
 _OWN = (HeadPublished, facts.LineageAdded)
 _ABOUT_CALLS = frozenset(
     cls
@@ -190,7 +189,8 @@ def _check_head(state: State, fact: HeadPublished) -> None:
 def check_fact(state: State, fact: Fact) -> None:
     """Refuse a fact that does not follow from the state before it."""
     check_legal(state.status, fact.TYPE)
-    counter = _NUMBERED.get(type(fact))
+    kind = type(fact)
+    counter = _NUMBERED.get(kind)
     if counter is not None:
         number = getattr(fact, counter)
         due = state.counters.get(counter, 0) + 1
@@ -199,19 +199,12 @@ def check_fact(state: State, fact: Fact) -> None:
                 f"{fact.TYPE} has {counter} {number}, but the next {counter} of session "
                 f"{state.session!r} is {due}"
             )
-    if isinstance(fact, _SETTLING):
-        _check_open(state, fact)
-    if isinstance(fact, HeadPublished):
-        _check_head(state, fact)
-    elif isinstance(fact, facts.SessionStarted):
-        _check_start(fact)
-    elif isinstance(fact, facts.LineageAdded):
-        _check_edge(fact)
-    if type(fact) in _ABOUT_CALLS:
-        _check_call(state, fact)
+    check = _CHECKS.get(kind)
+    if check is not None:
+        check(state, fact)
 
 
-def _check_start(fact: facts.SessionStarted) -> None:
+def _check_start(state: State, fact: facts.SessionStarted) -> None:
     """Refuse a session that no store could show or nobody could find the way back from."""
     check_id(fact.tenant, "tenant")
     check_id(fact.agent, "agent name")
@@ -220,7 +213,7 @@ def _check_start(fact: facts.SessionStarted) -> None:
             check_id(relation["session"])
 
 
-def _check_edge(fact: facts.LineageAdded) -> None:
+def _check_edge(state: State, fact: facts.LineageAdded) -> None:
     check_id(fact.from_session)
     check_id(fact.to_session)
     for head in (fact.from_head, fact.to_head):
@@ -248,6 +241,16 @@ def _check_open(state: State, fact: facts.TurnPut | facts.StepPut) -> None:
         raise InvalidInput(f"{fact.TYPE} is about turn {fact.turn}, which is not open")
     if isinstance(fact, facts.StepPut) and turn.step != fact.step:
         raise InvalidInput(f"{fact.TYPE} is about step {fact.step}, not the present {turn.step}")
+
+
+_CHECKS: dict[type[Fact], Callable[[State, Any], None]] = {
+    **dict.fromkeys(_ABOUT_CALLS, _check_call),
+    facts.TurnPut: _check_open,
+    facts.StepPut: _check_open,
+    HeadPublished: _check_head,
+    facts.SessionStarted: _check_start,
+    facts.LineageAdded: _check_edge,
+}
 
 
 def _payloads(
