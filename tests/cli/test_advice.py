@@ -56,3 +56,19 @@ def test_a_session_with_nothing_open_says_where_its_answer_is(shell):
     done = shell.run("resume", "a")
     assert done.returncode == 0
     assert "show a" in done.stderr
+
+
+def test_a_mistyped_event_type_brings_the_one_that_may_be_meant(shell):
+    shell.run("run", "hi", "--model", shell.script(cell("FINAL(1)")), "--session-id", "a")
+    done = shell.run("events", "a", "--type", "turn.putt")
+    assert (done.returncode, done.stdout) == (0, "")
+    assert "'turn.putt' is no event type of this release; did you mean 'turn.put'?" in done.stderr
+    assert shell.run("events", "a", "--type", "turn.put").stderr == ""
+
+
+def test_a_fork_says_where_what_it_began_with_can_be_read(shell):
+    shell.run("run", "hi", "--model", shell.script(cell("FINAL(1)")), "--session-id", "a")
+    assert shell.run("fork", "a", "--session-id", "b").returncode == 0
+    assert "what it began with: holdfast" in shell.run("show", "b").stdout
+    assert "show a" in shell.run("show", "b").stdout
+    assert "what it began with" not in shell.run("show", "a").stdout

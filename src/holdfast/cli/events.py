@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from dataclasses import fields
+from difflib import get_close_matches
 
 import click
 
@@ -29,6 +30,9 @@ def events_command(
     call: Call, session: str, first: int, follow: bool, types: tuple[str, ...]
 ) -> None:
     """Print the events of SESSION; with --json one document a line."""
+    for name in types:
+        if name not in FACTS:
+            _warn(name)
 
     async def work() -> None:
         async with opened(call) as store:
@@ -37,6 +41,13 @@ def events_command(
             await reading(call, store, info.id, first - 1, types)
 
     asyncio.run(work())
+
+
+def _warn(name: str) -> None:
+    """Say that this release writes no such event; a newer one may have written it."""
+    near = get_close_matches(name, FACTS, n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    click.echo(f"{one_line(repr(name), 60)} is no event type of this release{hint}", err=True)
 
 
 async def _read(

@@ -95,7 +95,7 @@ def vars_command(call: Call, session: str) -> None:
     )
     document = {
         "session": info.id,
-        "engine": None if manifest is None else manifest["engine"],
+        "engine": (manifest or {}).get("engine"),
         "variables": variables,
     }
     rows = [

@@ -43,6 +43,8 @@ def show_command(call: Call, session: str, turn: int | None, full: bool) -> None
                 return
             page = Page(colour=_styled(), full=full)
             page.session(info)
+            if info.origin and turn is None:
+                page.aside(f"what it began with: {call.command_line('show', info.origin)}")
             async for item in turns:
                 page.turn(item)
             if info.status == "interrupted":
