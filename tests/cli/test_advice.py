@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from shells import cell
 
@@ -72,3 +74,11 @@ def test_a_fork_says_where_what_it_began_with_can_be_read(shell):
     assert "what it began with: holdfast" in shell.run("show", "b").stdout
     assert "show a" in shell.run("show", "b").stdout
     assert "what it began with" not in shell.run("show", "a").stdout
+
+
+@pytest.mark.parametrize("options", [(), ("--model", "script:x", "--max-steps", "0")])
+def test_a_run_that_cannot_begin_leaves_no_store_behind(shell, options):
+    shell.environment.pop("HOLDFAST_MODEL", None)
+    done = shell.run("run", "hi", *options)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert not Path(shell.store).exists()

@@ -30,8 +30,8 @@ from holdfast.runtime.results import (
     TurnResult,
 )
 from holdfast.runtime.runtime import Runtime, open_runtime
-from holdfast.runtime.settings import CHOICES, NAMES, NUMBERS
-from holdfast.stores.choose import store_url
+from holdfast.runtime.settings import CHOICES, NAMES, NUMBERS, check_model, resolve
+from holdfast.stores.choose import find_folder, store_url
 
 Act = Callable[[Runtime, str], Awaitable[TurnResult | None]]
 
@@ -101,6 +101,8 @@ def run_command(
     variables = read_inputs(inputs)
     settings["instructions"] = _from_file(settings["instructions"])
     tags = dict(pair(label, "--label") for label in labels)
+    # Here, before there is a store that nobody asked for.
+    check_model(resolve(settings, folder=find_folder(Path.cwd())).settings)
 
     async def begin(runtime: Runtime) -> str:
         return (await runtime.start(session_id=session_id, labels=tags)).id

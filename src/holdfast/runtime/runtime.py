@@ -43,7 +43,7 @@ from holdfast.runtime.gate import LeafGate
 from holdfast.runtime.reads import Reads
 from holdfast.runtime.repeats import result_of
 from holdfast.runtime.results import Queued, Stopped, TurnResult
-from holdfast.runtime.settings import Resolved, resolve
+from holdfast.runtime.settings import Resolved, check_model, resolve
 from holdfast.runtime.shelter import carried_through
 from holdfast.runtime.stops import Stops
 from holdfast.stores.choose import find_folder, open_store
@@ -165,11 +165,7 @@ class Runtime(Reads):
             # None is "not given" here as everywhere: it must not undo a limit of the runtime.
             given |= {name: value for name, value in layer.items() if value is not None}
         merged = resolve(given, environment={}).settings
-        if not merged.model:
-            raise InvalidSettings(
-                "no model is set: pass model=…, --model, or set HOLDFAST_MODEL; "
-                "'script:FILE' works offline"
-            )
+        check_model(merged)
         self._model(merged.model)
         if merged.leaf_model:
             self._model(merged.leaf_model)
@@ -484,13 +480,15 @@ async def open_runtime(
             settings[name] = given.name
         else:
             settings[name] = given
+    # First, so that settings which are refused leave no new store behind.
+    folder = await asyncio.to_thread(find_folder, Path.cwd())
+    resolved = resolve(settings, folder=folder)
     owns = store is None or isinstance(store, str | Path)
     opened = await open_store(store) if store is None or isinstance(store, str | Path) else store
     try:
-        folder = await asyncio.to_thread(find_folder, Path.cwd())
         runtime = Runtime(
             opened,
-            resolved=resolve(settings, folder=folder),
+            resolved=resolved,
             agents=agents,
             models=models,
             kernels=Kernels(allow_unconfined=allow_unconfined),

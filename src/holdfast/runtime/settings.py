@@ -143,6 +143,15 @@ def resolve(
     return Resolved(Settings(**values), origins)
 
 
+def check_model(settings: Settings) -> None:
+    """Refuse settings that name no model."""
+    if not settings.model:
+        raise InvalidSettings(
+            "no model is set: pass model=…, --model, or set HOLDFAST_MODEL; 'script:FILE' works "
+            "offline"
+        )
+
+
 def _config(folder: Path | None) -> dict[str, Any]:
     if folder is None:
         return {}
