@@ -1,6 +1,8 @@
 """Ids mean the same in a file name, a URL and an SQL key; everything else is refused by name."""
 
 import time
+from enum import Enum
+from functools import partial
 
 import pytest
 from hypothesis import given
@@ -8,6 +10,7 @@ from hypothesis import strategies as st
 
 from holdfast.core.errors import InvalidId
 from holdfast.core.ids import (
+    MOST_SEEN,
     check_content_id,
     check_id,
     check_key,
@@ -83,3 +86,28 @@ def test_a_friendly_name_has_its_form_for_any_id(text):
     assert adjective in ADJECTIVES
     assert noun in NOUNS
     assert len(bytes.fromhex(tail)) == 2
+
+
+class Kind(str, Enum):  # noqa: UP042  (which says another text of itself)
+    CHAT = "chat"
+
+
+class Liar(str):
+    def __str__(self):
+        return "../../outside"
+
+
+@pytest.mark.parametrize("value", [Kind.CHAT, Liar("fine")])
+@pytest.mark.parametrize("check", [check_id, partial(check_key, what="key"), check_content_id])
+def test_what_is_not_exactly_text_is_no_id_and_makes_none_valid(value, check):
+    with pytest.raises(InvalidId, match="pass text"):
+        check(value)
+    with pytest.raises(InvalidId):
+        check_id(str(value))
+
+
+def test_more_ids_than_are_remembered_are_checked_all_the_same():
+    for number in range(2 * MOST_SEEN):
+        assert check_id(f"s-{number}") == f"s-{number}"
+        with pytest.raises(InvalidId):
+            check_id(f"s-{number}/")

@@ -477,3 +477,25 @@ def public() -> Iterator[Path]:
         directory = Path(name)
         directory.chmod(0o755)
         yield directory
+
+
+ELSEWHERE = """
+import _ctypes, sys
+found = _ctypes.dlsym
+def dlsym(library, name):
+    if name in {"prctl", "mallopt", "capset", "unshare", "setfsuid", "syscall"}:
+        raise OSError(f"dlsym: {name}: symbol not found")
+    return found(library, name)
+_ctypes.dlsym = dlsym
+import holdfast.kernels.choose
+sys.platform = "darwin"
+print(holdfast.kernels.choose.confinement.available().missing)
+"""
+
+
+def test_a_c_library_without_linux_calls_is_no_obstacle_before_they_are_made():
+    done = subprocess.run(
+        [sys.executable, "-c", ELSEWHERE], capture_output=True, encoding="utf-8", check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "use kernel='monty' here" in done.stdout

@@ -23,6 +23,7 @@ from holdfast.kernels import frames
 from holdfast.kernels.cpython import CpythonKernel, CpythonSession
 from holdfast.kernels.port import Encoded, HostFunction, KernelLimits, KernelSettings
 from holdfast.kernels.worker.wire import Channel, Shield
+from holdfast.kernels.workers import Nursery
 from holdfast.testing.kernel_driver import KernelDriver
 
 SETTINGS = KernelSettings(
@@ -286,6 +287,22 @@ async def test_sessions_go_on_after_the_process_that_workers_come_from_was_kille
             continue
     else:
         pytest.fail("the session did not come back")
+
+
+async def test_one_who_waited_for_a_process_that_died_does_not_end_its_successor() -> None:
+    nursery = Nursery()
+    process = nursery.start()
+    os.kill(process, signal.SIGSTOP)
+    waiting = asyncio.ensure_future(nursery.spawn(own_paths=False))
+    await asyncio.sleep(0)
+    os.kill(process, signal.SIGKILL)
+    # The event loop hears of nothing meanwhile.
+    os.waitid(os.P_PID, process, os.WEXITED | os.WNOWAIT)  # noqa: ASYNC222
+    worker = await nursery.spawn(own_paths=False)
+    with pytest.raises(KernelDied):
+        await waiting
+    assert nursery.start() == worker.parent != process
+    nursery.close()
 
 
 # It hides its thread and keeps no lock: a worker is ended for one of these left behind alone.

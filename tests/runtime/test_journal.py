@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from holdfast.core.errors import StoreFailed
 from holdfast.core.facts import MessageAppended, SessionStarted
 from holdfast.core.payloads import slot
 from holdfast.core.state import State
@@ -22,16 +23,25 @@ class HesitantStore(MemorySessionStore):
         super().__init__()
         self.reached, self.go_on = asyncio.Event(), asyncio.Event()
         self.waits: str | None = None
+        self.problem: Exception | None = None
 
     async def append(self, *arguments: Any, **options: Any) -> Appended:
         """Append, with a wait where it was asked for, once."""
         waits, self.waits = self.waits, None
         if waits == "before":
             await self._wait()
+        if waits is None and self.problem is not None:
+            raise self.problem
         done = await super().append(*arguments, **options)
         if waits == "after":
             await self._wait()
         return done
+
+    async def load_state(self, session_id: str) -> State:
+        """Load a state, or fail."""
+        if self.problem is not None:
+            raise self.problem
+        return await super().load_state(session_id)
 
     async def _wait(self) -> None:
         self.reached.set()
@@ -62,6 +72,28 @@ async def test_a_batch_whose_writer_is_cancelled_is_written_once_and_folded(mome
     assert journal.state.seq == 2
     await journal.append(message)
     assert [event.seq for event in await store.read_events("s")] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+@pytest.mark.parametrize("problem", [StoreFailed("the disk"), ConnectionResetError("the link")])
+async def test_a_store_that_fails_after_a_cancellation_is_read_again_before_the_next_batch(
+    moment: str, problem: Exception
+) -> None:
+    store = HesitantStore()
+    journal = await begun(store)
+    store.waits, store.problem = moment, problem
+    task = asyncio.ensure_future(journal.append(message))
+    await store.reached.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    with pytest.raises(type(problem)):
+        await journal.append(message)
+    store.problem = None
+    await journal.append(message)
+    assert journal.state == await store.load_state("s")
+    # What was not written stays so: whoever was cancelled knows that it may be.
+    assert journal.state.seq == (2 if moment == "before" else 3)
 
 
 @pytest.mark.parametrize("gated", [False, True])

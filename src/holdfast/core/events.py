@@ -22,7 +22,7 @@ from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_ori
 import msgspec
 
 from holdfast.core import facts, run_facts
-from holdfast.core.errors import Corruption, InvalidInput, InvalidRecord
+from holdfast.core.errors import Corruption, InvalidInput, InvalidRecord, InvalidRef
 from holdfast.core.facts import Fact
 from holdfast.core.payloads import INLINE_BYTES, Slot, digest_form, from_record, to_record
 from holdfast.core.records import FIELD_DEPTH, Record, canonical, encode, explain, fits, parse
@@ -383,43 +383,45 @@ def _compiled(found: tuple[tuple[str, Any, Any], ...]) -> Callable[[Fact], Forms
     names: dict[str, Any] = {
         "Slot": Slot,
         "in_doubt": forms_with_reasons,
+        "Doubt": _Doubt,
+        "refused": (InvalidRecord, InvalidRef),
         "to_record": to_record,
         "nested": _nested,
         "most": MAX_INTEGER,
         "inline_bytes": INLINE_BYTES,
     }
-    lines = ["def forms(fact):", "    covered = {}", "    apart = {}", "    slots = []"]
+    lines = ["covered = {}", "apart = {}", "slots = []"]
     for name, shape, default in found:
-        lines.append(f"    value = fact.{name}")
+        lines.append(f"value = fact.{name}")
         if shape is _SLOTS:
-            lines += ["    if value:", "        return in_doubt(fact)"]
+            lines += ["if value:", "    raise Doubt"]
         elif shape is _SLOT:
             lines += [
-                "    if type(value) is Slot:",
-                f"        covered['{name}'] = {{'$ref': value.id, 'encoding': value.encoding, "
+                "if type(value) is Slot:",
+                f"    covered['{name}'] = {{'$ref': value.id, 'encoding': value.encoding, "
                 "'kind': value.kind, 'size': value.size}",
-                "        slots.append(value)",
-                "        if value.size <= inline_bytes or value.erased is not None:",
-                "            if value.inline or value.erased is not None:",
-                f"                apart['{name}'] = to_record(value)",
-                f"    elif value is not None or {default is MISSING}:",
-                "        return in_doubt(fact)",
+                "    slots.append(value)",
+                "    if value.size <= inline_bytes or value.erased is not None:",
+                "        if value.inline or value.erased is not None:",
+                f"            apart['{name}'] = to_record(value)",
+                f"elif value is not None or {default is MISSING}:",
+                "    raise Doubt",
             ]
         else:
             names[f"default_{name}"] = default
             names[f"shape_{name}"] = _bounded(shape)
             scalar = " or ".join(_test(option, name, names) for option in _options(shape))
             lines += [
-                "    if True:" if default is MISSING else f"    if value != default_{name}:",
-                f"        if {scalar}:",
-                f"            covered['{name}'] = value",
-                f"        elif (copy := nested(fact, '{name}', value, shape_{name})) is not None:",
-                f"            covered['{name}'] = copy",
-                "        else:",
-                "            return in_doubt(fact)",
+                "if True:" if default is MISSING else f"if value != default_{name}:",
+                f"    if {scalar}:",
+                f"        covered['{name}'] = value",
+                "    else:",
+                f"        covered['{name}'] = nested(fact, '{name}', value, shape_{name})",
             ]
-    lines.append("    return covered, {**covered, **apart} if apart else covered, slots")
-    exec("\n".join(lines), names)
+    lines.append("return covered, {**covered, **apart} if apart else covered, slots")
+    body = "\n".join(f"        {line}" for line in lines)
+    rest = "    except (Doubt, *refused):\n        pass\n    return in_doubt(fact)"
+    exec(f"def forms(fact):\n    try:\n{body}\n{rest}", names)
     made: Callable[[Fact], Forms] = names["forms"]
     return made
 
@@ -438,14 +440,18 @@ def _test(option: Any, name: str, names: dict[str, Any]) -> str:
     return "False"
 
 
+class _Doubt(Exception):
+    """A fact needs a closer look."""
+
+
 def _nested(fact: Fact, name: str, value: Any, shape: Any) -> Any:
-    """Return a copy of an object or list that records can hold and readers take; None if not."""
+    """Return a copy of an object or list that records can hold and readers take."""
     if type(value) not in _NESTED:
-        return None
+        raise _Doubt
     try:
         msgspec.convert(value, shape)
     except (msgspec.ValidationError, UnicodeEncodeError):
-        return None
+        raise _Doubt from None
     _check_nested(fact, name, value)
     return _copied(value)
 

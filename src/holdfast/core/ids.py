@@ -31,7 +31,8 @@ def check_id(value: object, what: str = "session id") -> str:
     """Return a valid id; raise InvalidId that says what is wrong with it."""
     if type(value) is str and value in _seen:
         return value
-    if not isinstance(value, str) or not _ID.fullmatch(value) or ".." in value:
+    value = _text(value, what)
+    if not _ID.fullmatch(value) or ".." in value:
         raise InvalidId(
             f"{_shown(value)} is no {what}: use 1 to {MAX_ID_LENGTH} of a-z, 0-9, '.', '_', '-', "
             "starting and ending with a letter or digit, without '..'"
@@ -40,7 +41,14 @@ def check_id(value: object, what: str = "session id") -> str:
         raise InvalidId(f"{_shown(value)} is no {what}: it is a reserved device name")
     if len(_seen) >= MOST_SEEN:
         _seen.clear()
-    _seen.add(str(value))
+    _seen.add(value)
+    return value
+
+
+def _text(value: object, what: str) -> str:
+    """Return exactly text: what else a text may say of itself is not what was looked at."""
+    if type(value) is not str:
+        raise InvalidId(f"{_shown(value)} is no {what} but a {type(value).__name__}; pass text")
     return value
 
 
@@ -50,7 +58,8 @@ _seen: set[str] = set()
 
 def check_key(value: object, what: str) -> str:
     """Return a valid free-form key (call id, inbox key): printable ASCII without white space."""
-    if not isinstance(value, str) or not 0 < len(value) <= 200:
+    value = _text(value, what)
+    if not 0 < len(value) <= 200:
         raise InvalidId(f"{_shown(value)} is no {what}: use 1 to 200 printable ASCII characters")
     if not all("!" <= c <= "~" for c in value):
         raise InvalidId(f"{_shown(value)} is no {what}: use printable ASCII without spaces")
@@ -59,7 +68,8 @@ def check_key(value: object, what: str) -> str:
 
 def check_content_id(value: object) -> str:
     """Return a valid content id (`sha256:` and 64 hexadecimal digits)."""
-    if not isinstance(value, str) or not _CONTENT_ID.fullmatch(value):
+    value = _text(value, "content id")
+    if not _CONTENT_ID.fullmatch(value):
         raise InvalidId(f"{_shown(value)} is no content id: expected 'sha256:' and 64 hex digits")
     return value
 

@@ -48,7 +48,6 @@ _PROGRAM_LOADERS = (
 )
 _NO_DESCRIPTOR_ABOVE = 0x7FFFFFFF
 
-_prctl_call = libc.function("prctl")
 _prepared: landlock.Ruleset | None = None
 
 
@@ -184,9 +183,8 @@ def become(executable: str, arguments: list[str], policy: Policy) -> NoReturn:
     path = libc.buffer(os.fsencode(executable))
     argv = libc.texts([os.fsencode(argument) for argument in (executable, *arguments)])
     environment = libc.texts([])
-    execve = libc.function("execve")
     _confine(policy, path)
-    execve(path, argv, environment)
+    libc.call("execve", path, argv, environment)
     raise Unconfined(libc.errno(), f"cannot execute {executable!r} confined")
 
 
@@ -318,7 +316,7 @@ def _be_the_first_to_be_killed() -> None:
 def _limit(policy: Policy) -> None:
     # Each arena of the allocator and each thread's stack reserves address space by the megabyte.
     if libc.has("mallopt"):
-        libc.function("mallopt")(_M_ARENA_MAX, 2)
+        libc.call("mallopt", _M_ARENA_MAX, 2)
     _thread.stack_size(_THREAD_STACK_BYTES)
     limits = {
         resource.RLIMIT_AS: policy.memory_bytes,
@@ -365,7 +363,7 @@ def _give_up_identity(notes: list[str]) -> int:
         except OSError:
             continue
         _set_capabilities({_CAP_SETUID})
-        libc.function("setfsuid")(0)
+        libc.call("setfsuid", 0)
         return uid
     notes.append("runs as root without capabilities: this user namespace maps no other user")
     return 0
@@ -377,7 +375,7 @@ def _count_threads_alone(threads: int, notes: list[str]) -> None:
     The kernel counts threads per user and namespace: without a user or a namespace of its own the
     worker would be limited by what its user runs elsewhere.
     """
-    alone = libc.function("unshare")(_CLONE_NEWUSER) == 0
+    alone = libc.call("unshare", _CLONE_NEWUSER) == 0
     if alone or os.getuid() >= _WORKER_UIDS:
         _lower(resource.RLIMIT_NPROC, threads)
     else:
@@ -394,15 +392,15 @@ def _held_capabilities() -> set[int]:
 def _drop_capabilities() -> None:
     for capability in range(_CAP_LAST_POSSIBLE + 1):
         # Fails past the last capability, and without CAP_SETPCAP, when there is none to drop.
-        _prctl_call(_PR_CAPBSET_DROP, capability, 0, 0, 0)
-    _prctl_call(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
+        libc.call("prctl", _PR_CAPBSET_DROP, capability, 0, 0, 0)
+    libc.call("prctl", _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
     _set_capabilities(set())
 
 
 def _set_capabilities(capabilities: set[int]) -> None:
     low = sum(1 << bit for bit in capabilities if bit < 32)
     header, data = _words(_CAPABILITY_VERSION_3, 0), _words(low, low, 0, 0, 0, 0)
-    if libc.function("capset")(header, data) != 0:
+    if libc.call("capset", header, data) != 0:
         raise Unconfined(libc.errno(), "cannot set capabilities")
 
 
@@ -419,6 +417,6 @@ def _die_with_parent(parent_pid: int | None) -> None:
 
 
 def _prctl(option: int, value: int) -> None:
-    if _prctl_call(option, value, 0, 0, 0) != 0:
+    if libc.call("prctl", option, value, 0, 0, 0) != 0:
         number = libc.errno()
         raise Unconfined(number, f"prctl {option}: {os.strerror(number)}")

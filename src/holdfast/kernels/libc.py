@@ -12,7 +12,6 @@ import _ctypes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from typing import Any
 
 errno = _ctypes.get_errno
@@ -56,9 +55,26 @@ def has(name: str) -> bool:
         return False
 
 
-def function(name: str) -> Callable[..., int]:
-    """Return a function of the C library, whose result is an int."""
-    return _caller(_Function(_ctypes.dlsym(_library, name)))
+def call(name: str, *arguments: Any) -> int:
+    """Call a function of the C library whose result is an int."""
+    return _call(_Function, name, arguments)
+
+
+def system_call(*arguments: Any) -> int:
+    """Make a system call by its number."""
+    return _call(_System, "syscall", arguments)
+
+
+# Looked up when they are first called: other systems lack some of them.
+_functions: dict[str, Any] = {}
+
+
+def _call(kind: Any, name: str, arguments: tuple[Any, ...]) -> int:
+    found = _functions.get(name)
+    if found is None:
+        found = _functions[name] = kind(_ctypes.dlsym(_library, name))
+    result: int = found(*[_Long(a) if type(a) is int else a for a in arguments])
+    return result
 
 
 def buffer(data: bytes) -> Any:
@@ -69,14 +85,3 @@ def buffer(data: bytes) -> Any:
 def texts(words: list[bytes]) -> Any:
     """Return an array of texts that ends with a null pointer, as programs are started with."""
     return (_Text * (len(words) + 1))(*words, None)
-
-
-def _caller(call: Any) -> Callable[..., int]:
-    def made(*arguments: Any) -> int:
-        result: int = call(*[_Long(a) if type(a) is int else a for a in arguments])
-        return result
-
-    return made
-
-
-system_call = _caller(_System(_ctypes.dlsym(_library, "syscall")))

@@ -96,7 +96,8 @@ class Nursery:
         It is not confined before it is opened.
         """
         parent = self.start()
-        assert self._control is not None
+        control = self._control
+        assert control is not None
         loop = asyncio.get_running_loop()
         answer = loop.create_future()
         incoming, theirs = _pipe()
@@ -105,7 +106,7 @@ class Nursery:
             with hears:
                 try:
                     request = [b"F" if own_paths else b"A"]
-                    socket.send_fds(self._control, request, [hears.fileno(), theirs.fileno()])
+                    socket.send_fds(control, request, [hears.fileno(), theirs.fileno()])
                     self._answers.append(answer)
                     return Worker(await answer, parent, self, incoming, outgoing)
                 except BaseException as error:
@@ -113,7 +114,8 @@ class Nursery:
                     outgoing.close()
                     if not isinstance(error, OSError):
                         raise
-                    self.close()
+                    if self._control is control:  # another may stand in its place already
+                        self.close()
                     raise KernelDied(
                         f"a worker could not be started: {error}; try again"
                     ) from error

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any
 
-from holdfast.core.errors import HoldfastError, OutcomeUnknown
+from holdfast.core.errors import OutcomeUnknown, PositionConflict
 from holdfast.core.events import Event, forms
 from holdfast.core.facts import Fact
 from holdfast.core.heads import EdgeDraft, HeadDraft
@@ -39,6 +39,7 @@ class Journal:
         self.waiting: int | None = None
         """Inbox items that waited when a batch gave the lease back; None while it is held."""
         self._under_way = 0
+        self._unknown = False  # whether `state` may be behind the log
         self._lock = asyncio.Lock()
 
     @property
@@ -88,6 +89,9 @@ class Journal:
         release: bool,
     ) -> Appended:
         async with self._lock:
+            if self._unknown:
+                self.state = await self.store.load_state(self.session)
+                self._unknown = False
             facts = build(self.state)
 
             async def write() -> Appended:
@@ -113,19 +117,25 @@ class Journal:
             try:
                 return await settle()
             except asyncio.CancelledError:
-                await carried_through(self._make_good(settle))
+                await carried_through(self._make_good(settle, facts))
                 raise
 
-    async def _make_good(self, settle: Callable[[], Awaitable[Appended]]) -> None:
-        """Learn the outcome of a batch whose writer was cancelled; write it where it is missing."""
+    async def _make_good(
+        self, settle: Callable[[], Awaitable[Appended]], facts: Sequence[Fact]
+    ) -> None:
+        """Write a batch whose writer was cancelled, where it is not there yet."""
         try:
-            state = await self.store.load_state(self.session)
-            if state.seq == self.state.seq:
+            try:
                 await settle()
-            else:
-                self.state = state
-        except HoldfastError:
-            logger.warning("a batch of session %s was not written", self.session, exc_info=True)
+            except PositionConflict:
+                done = await self._find(facts)
+                assert done is not None
+                self.state = done.state
+        except Exception:
+            # The caller is told of his cancellation, not of this; the next one reads the log first.
+            self._unknown = True
+            text = "whether a batch of session %s was written is not known"
+            logger.warning(text, self.session, exc_info=True)
 
     async def _find(self, facts: Sequence[Fact]) -> Appended | None:
         """Return the batch whose fate was unknown if the log has it."""

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _SIGKILL = 9
 FORK_ALIKE, FORK, REAP = b"A"[0], b"F"[0], b"R"[0]
 WARM = (
-    *("resource", "holdfast.kernels.confinement", "_blake2", "ctypes", "hashlib"),
+    *("resource", "holdfast.kernels.confinement", "ctypes", "hashlib"),
     *("json", "datetime", "holdfast.core.values", "traceback", "threading", "re"),
     *("collections", "typing"),
     *("holdfast.kernels.worker.pickling", "holdfast.kernels.worker.tolerant"),

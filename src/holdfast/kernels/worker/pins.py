@@ -10,6 +10,7 @@ start would cost more than the interpreter itself.
 
 from __future__ import annotations
 
+import _blake2
 import _thread
 import marshal
 import os
@@ -53,8 +54,6 @@ class Chance:
 
     def take(self, size: int) -> bytes:
         """Return the next bytes of the stream."""
-        import _blake2
-
         if size < 0:
             raise ValueError("negative argument not allowed")
         parts = []
@@ -105,8 +104,6 @@ class Files:
     def _pin(self, path: str) -> None:
         if path in self._seen or not path.startswith(self._roots):
             return
-        import _blake2
-
         try:
             with open(path, "rb") as stream:
                 digest = _blake2.blake2b(digest_size=32)
