@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 import holdfast
-from holdfast.core.errors import StoreFailed
+from holdfast.core.errors import KernelDied, StoreFailed
 from holdfast.core.messages import Text, assistant, user
+from holdfast.kernels.cpython import CpythonSession
 from holdfast.kernels.surfaces import Surface, SurfaceFunction
 from holdfast.models.errors import KINDS, ModelTimeout, ProviderError
 from holdfast.models.port import ModelReply, ModelRequest, Usage
@@ -410,3 +411,34 @@ async def test_an_attempt_log_comes_with_a_failure(lab: Lab) -> None:
     assert step.put.attempts is not None
     (attempt,) = await runtime.value(session.id, step.put.attempts)
     assert attempt["outcome"] == "error"
+
+
+async def test_a_stored_message_whose_inputs_no_worker_takes_fails_and_blocks_no_other(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint = CpythonSession.checkpoint
+    tries = []
+
+    async def choosy(self: CpythonSession) -> Any:
+        if "poison" in self._inputs:
+            tries.append(self)
+            raise KernelDied("the worker ended")
+        return await checkpoint(self)
+
+    monkeypatch.setattr(CpythonSession, "checkpoint", choosy)
+    runtime = await lab.open(replies(cell("FINAL('poison' in globals())")))
+    session = await runtime.start()
+    # One that is not stored is its sender's to hear of.
+    with pytest.raises(KernelDied):
+        await session.send("one", inputs={"poison": "x"})
+    assert (await runtime.state(session.id)).seq == 1
+    result = await session.send("two", inputs={"poison": "x"}, key="k")
+    assert isinstance(result, holdfast.Failed)
+    assert (result.turn, result.code, len(tries)) == (1, "kernel_died", 3)
+    assert all(item.consumed_seq for item in await lab.store.list_inbox(session.id))
+    again = await session.send("two", inputs={"poison": "x"}, key="k")
+    assert (type(again), again.turn, len(tries)) == (holdfast.Failed, 1, 3)
+    final = await session.send("three")
+    assert isinstance(final, holdfast.Final)
+    assert final.value is False
+    assert (await verify(lab.store, session.id)).ok

@@ -16,7 +16,7 @@ from typing import Any
 
 from holdfast.core import facts, messages
 from holdfast.core.capability import Capability
-from holdfast.core.errors import AgentMissing, InvalidSettings, SessionBusy
+from holdfast.core.errors import AgentMissing, InvalidSettings, KernelError, SessionBusy
 from holdfast.core.facts import Fact, MessageAppended, TurnStarted, VarsCheckpointed
 from holdfast.core.messages import Message, Text
 from holdfast.core.payloads import slot
@@ -272,8 +272,42 @@ class Driver:
                 allowed=excess.allowed,
                 error=excess.message,
             )
-        await self._open_turn(drive, work)
+        for attempt in (1, 2):
+            try:
+                await self._open_turn(drive, work)
+                break
+            except KernelError as error:
+                if work.admitted is None:
+                    raise  # nothing is stored, and whoever sent it hears why
+                if attempt == 2:
+                    return await self._refuse(drive, work, error)
         return await self._driven(drive)
+
+    async def _refuse(self, drive: Drive, work: Work, error: KernelError) -> Failed:
+        """Fail the turn of a stored message whose inputs no worker takes: no later one would."""
+        drive.stale = True
+        content, parts = message_slots(work.message)
+        turn = self.state.next("turn")
+        problem = slot({"code": error.code, "message": str(error)}, "error")
+        await self.journal.append(
+            lambda state: [
+                *_admission(work),
+                TurnStarted(turn=turn),
+                MessageAppended(
+                    message=state.next("message"), role="user", content=content, turn=turn
+                ),
+                facts.TurnPut(turn=turn, status="failed", error=problem),
+            ],
+            consumes=_keys(work),
+            payloads=parts,
+        )
+        return Failed(
+            session=self.lease.session,
+            turn=turn,
+            head=self.state.head,
+            error=str(error),
+            code=error.code,
+        )
 
     async def _open_turn(self, drive: Drive, work: Work) -> None:
         slots = inputs.input_slots(work.inputs)
