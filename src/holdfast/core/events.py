@@ -204,8 +204,14 @@ def _check_nested(fact: Fact, name: str, value: Any) -> None:
 
 def _copied(value: Any) -> Any:
     if type(value) is dict:
-        return {key: _copied(part) for key, part in value.items()}
-    return [_copied(part) for part in value] if type(value) is list else value
+        copy = value.copy()
+        for key, part in value.items():
+            if type(part) in _NESTED:
+                copy[key] = _copied(part)
+        return copy
+    if type(value) is list:
+        return [_copied(part) if type(part) in _NESTED else part for part in value]
+    return value
 
 
 _EXACT = frozenset({str, int, bool, dict, list})

@@ -73,7 +73,9 @@ def fits(item: Any, depth: int = RECORD_DEPTH) -> bool:
             if type(key) is not str or not key.isascii():
                 return False
             kind = type(value)
-            if kind is str or (kind is int and -MAX_INTEGER <= value <= MAX_INTEGER):
+            if kind is str or value is None or kind is bool:
+                continue
+            if kind is int and -MAX_INTEGER <= value <= MAX_INTEGER:
                 continue
             if not fits(value, depth - 1):
                 return False
