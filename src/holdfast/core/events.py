@@ -415,7 +415,8 @@ def _compiled(found: tuple[tuple[str, Any, Any], ...]) -> Callable[[Fact], Forms
             ]
         else:
             names[f"default_{name}"] = default
-            names[f"shape_{name}"] = _bounded(shape)
+            # Alone in a struct, because msgspec looks at any other type anew each time.
+            names[f"shape_{name}"] = msgspec.defstruct("Field", [("value", _bounded(shape))])
             scalar = " or ".join(_test(option, name, names) for option in _options(shape))
             lines += [
                 "if True:" if default is MISSING else f"if value != default_{name}:",
@@ -455,7 +456,7 @@ def _nested(fact: Fact, name: str, value: Any, shape: Any) -> Any:
     if type(value) not in _NESTED:
         raise _Doubt
     try:
-        msgspec.convert(value, shape)
+        msgspec.convert({"value": value}, shape)
     except (msgspec.ValidationError, UnicodeEncodeError):
         raise _Doubt from None
     _check_nested(fact, name, value)
