@@ -14,7 +14,7 @@ from __future__ import annotations
 import _json
 import base64
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from math import isfinite
@@ -28,6 +28,7 @@ MAX_INTEGER = 2**53 - 1
 """Larger integers are written as hexadecimal text, which every JSON reader keeps exactly."""
 
 _ATOMS = frozenset({str, bool, type(None), float})
+_SIMPLE = _ATOMS | {int}
 
 
 def encode(value: Any) -> tuple[str, bytes]:
@@ -118,20 +119,15 @@ def _plain(value: Any, path: str, exact: bool) -> Any:
 
 
 def _plain_items(items: list[Any] | tuple[Any, ...], path: str, exact: bool) -> list[Any]:
-    if not exact and _ATOMS.issuperset(map(type, items)):
+    if not exact and _SIMPLE.issuperset(map(type, items)) and _are_small(items):
         return list(items)
-    return [
-        item
-        if type(item) is int and -MAX_INTEGER <= item <= MAX_INTEGER
-        else _plain(item, f"{path}[{index}]", exact)
-        for index, item in enumerate(items)
-    ]
+    return [_plain(item, f"{path}[{index}]", exact) for index, item in enumerate(items)]
 
 
 def _plain_dict(value: dict[Any, Any], path: str, exact: bool) -> Any:
     if all(type(key) is str and not key.startswith("$") for key in value):
         if not exact:
-            if _ATOMS.issuperset(map(type, value.values())):
+            if _SIMPLE.issuperset(map(type, value.values())) and _are_small(value.values()):
                 return value
             return {key: _plain(item, f"{path}[{key!r}]", exact) for key, item in value.items()}
         if not any(_has_surrogate(key) for key in value):
@@ -142,6 +138,10 @@ def _plain_dict(value: dict[Any, Any], path: str, exact: bool) -> Any:
             for key, item in value.items()
         ]
     }
+
+
+def _are_small(items: Iterable[Any]) -> bool:
+    return all(type(item) is not int or -MAX_INTEGER <= item <= MAX_INTEGER for item in items)
 
 
 def _below(path: str, key: Any) -> str:
