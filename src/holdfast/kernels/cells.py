@@ -28,7 +28,7 @@ def extract(reply: str) -> list[str]:
     # Not splitlines(): a form feed or U+2028 inside a string literal is no end of a line.
     for line in reply.removesuffix("\n").split("\n"):
         line = line.removesuffix("\r")
-        match = _FENCE.match(line)
+        match = _FENCE.match(line) if "```" in line or "~~~" in line else None
         if opened is None:
             if match is not None and not (match["fence"][0] == "`" and "`" in match["info"]):
                 opened, lines = match, []
