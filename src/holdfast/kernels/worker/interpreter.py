@@ -50,16 +50,16 @@ def _decimal_context() -> str:
     if module is None:
         return ""
     try:
-        text = _text(module.getcontext())
-        default = _text(module.Context())
+        parts = module.getcontext().__reduce__()[1]
+        text = "" if parts == module.Context().__reduce__()[1] else _text(parts)
     except Exception:
         # The model may have put anything in its place.
         return ""
-    return "" if text == default or len(text) > _LONGEST_CONTEXT else text
+    return "" if len(text) > _LONGEST_CONTEXT else text
 
 
-def _text(context: Any) -> str:
-    *numbers, flags, traps = context.__reduce__()[1]
+def _text(parts: Any) -> str:
+    *numbers, flags, traps = parts
     names = (",".join(signal.__name__ for signal in signals) for signals in (flags, traps))
     return ";".join([*map(str, numbers), *names])
 
