@@ -39,7 +39,7 @@ from holdfast.testing.kernel_driver import START_NS, KernelDriver
 
 SETTINGS = KernelSettings(functions=(HostFunction("lm"), HostFunction("child")))
 ROWS = "rows = [{'id': i, 'name': f'row {i}', 'score': i * 1.5} for i in range(100_000)]"
-CELLS, CALLS = 20, 200
+CELLS, CALLS = 40, 200
 _CALLING = f"for i in range({CALLS}):\n    got = lm(i)\ngot"
 _ANSWER = HostAnswer.ok(Encoded(*values.encode("answer")), START_NS)
 
@@ -122,7 +122,7 @@ async def _round_trips(
     async def one(code: str) -> None:
         await session.evaluate(code, started_at_ns=START_NS, on_call=_always)
 
-    took = await _times(400, lambda: one("1 + 1"))
+    took = await _times(1500, lambda: one("1 + 1"))
     driver.answers["lm"] = lambda number: number
     assert await driver.value(_CALLING) == CALLS - 1
     asked: list[float] = []
