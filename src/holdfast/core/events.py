@@ -415,16 +415,19 @@ def _compiled(found: tuple[tuple[str, Any, Any], ...]) -> Callable[[Fact], Forms
             ]
         else:
             names[f"default_{name}"] = default
-            # Alone in a struct, because msgspec looks at any other type anew each time.
-            names[f"shape_{name}"] = msgspec.defstruct("Field", [("value", _bounded(shape))])
             scalar = " or ".join(_test(option, name, names) for option in _options(shape))
             lines += [
                 "if True:" if default is MISSING else f"if value != default_{name}:",
                 f"    if {scalar}:",
                 f"        covered['{name}'] = value",
                 "    else:",
-                f"        covered['{name}'] = nested(fact, '{name}', value, shape_{name})",
             ]
+            if all(map(_is_scalar, _options(shape))):
+                lines.append("        raise Doubt")
+                continue
+            # Alone in a struct, because msgspec looks at any other type anew each time.
+            names[f"shape_{name}"] = msgspec.defstruct("Field", [("value", _bounded(shape))])
+            lines.append(f"        covered['{name}'] = nested(fact, '{name}', value, shape_{name})")
     lines.append("return covered, {**covered, **apart} if apart else covered, slots")
     body = "\n".join(f"        {line}" for line in lines)
     rest = "    except (Doubt, *refused):\n        pass\n    return in_doubt(fact)"

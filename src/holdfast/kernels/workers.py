@@ -190,11 +190,10 @@ class Worker:
                     self._frames.append(frame)
         except KernelProtocolError as error:
             self.kill(error)
-        if self._frames or self.lost is not None:
-            if len(self._frames) > MOST_WAITING and self.lost is None:
-                self._loop.remove_reader(self._incoming)
-                self._paused = True
-            self._wake()
+        if len(self._frames) > MOST_WAITING and self.lost is None:
+            self._loop.remove_reader(self._incoming)
+            self._paused = True
+        self._wake()
 
     def _writable(self) -> None:
         if self._flush() and self.lost is None:
@@ -258,16 +257,8 @@ class Worker:
         """Send a frame as it is."""
         if self.lost is not None:
             return
-        if self._unsent:
-            self._unsent.append(memoryview(frame))
-            return
-        try:
-            sent = self._outgoing.write(frame) or 0
-        except OSError:
-            self.kill(None)
-            return
-        if sent < len(frame):
-            self._unsent.append(memoryview(frame)[sent:])
+        self._unsent.append(memoryview(frame))
+        if len(self._unsent) == 1 and not self._flush():
             self._loop.add_writer(self._outgoing, self._writable)
 
     def cpu_ns(self) -> int:
