@@ -27,6 +27,9 @@ from holdfast.core.errors import (
 from holdfast.core.payloads import manifest, slot, to_record
 from holdfast.stores.feed import POLL_SECONDS
 from holdfast.stores.port import InboxDraft, Lease
+from holdfast.stores.snapshots import SNAPSHOT_EVENTS
+from holdfast.stores.sqlite import leases
+from holdfast.stores.sqlite.foreseen import MOST_ROWS
 from holdfast.stores.sqlite.store import SqliteSessionStore
 from holdfast.stores.sqlite.writer import Job
 from holdfast.stores.verify import verify
@@ -147,15 +150,133 @@ async def test_of_many_the_first_half_is_told_before_the_writer_waits_for_anothe
     assert not any(later)
 
 
+async def append_at_once(store, appends):
+    """Append to several sessions in one group; return what became of each."""
+    async with Hold(store):
+        tasks = [asyncio.create_task(append) for append in appends]
+        await submitted(store, len(tasks))
+    return await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def test_in_a_group_only_the_append_whose_lease_is_lost_is_refused(store):
+    sessions = [await start(store, f"talk-{n}") for n in range(5)]
+    other = apsw.Connection(str(store._path / "events.db"))
+    other.execute("UPDATE sessions SET epoch = epoch + 1 WHERE id = 'talk-3'")
+    done = await append_at_once(
+        store, [store.append(lease, 1, [message(1)]) for lease, _ in sessions]
+    )
+    assert [type(one).__name__ for one in done] == [
+        *["Appended"] * 3,
+        "LeaseLost",
+        "Appended",
+    ]
+    for n in range(5):
+        assert (await store.load_state(f"talk-{n}")).seq == (1 if n == 3 else 2)
+        assert (await verify(store, f"talk-{n}")).ok
+
+
+async def test_a_value_that_a_whole_group_brings_is_stored_once_and_everyones(store):
+    sessions = [await start(store, f"talk-{n}") for n in range(5)]
+    same = slot("the same " * 100, "message")
+    await store.put_payload("talk-4", same)
+    await append_at_once(
+        store, [store.append(lease, 1, [message(1, same)]) for lease, _ in sessions]
+    )
+    other = apsw.Connection(str(store._path / "events.db"))
+    assert other.execute("SELECT count(*) FROM payloads").get == 1
+    for lease, _ in sessions[:4]:
+        await store.release(lease)
+    for n in range(4):
+        assert await store.get_payload(f"talk-{n}", same.id) == same.data
+        await store.delete(f"talk-{n}")
+        await store.gc(grace_seconds=-1)
+    assert await store.get_payload("talk-4", same.id) == same.data
+
+
+async def test_a_group_of_more_rows_than_a_statement_has_is_written_whole(store):
+    sessions = [await start(store, f"talk-{n}") for n in range(16)]
+    texts = [[f"{n}-{i} " * 200 for i in range(MOST_ROWS // 16 + 1)] for n in range(16)]
+    commits = []
+    store._connection.set_commit_hook(lambda: bool(commits.append(1)))
+    await append_at_once(
+        store,
+        [
+            store.append(lease, 1, [message(i, text) for i, text in enumerate(said, 1)])
+            for (lease, _), said in zip(sessions, texts, strict=True)
+        ],
+    )
+    assert len(commits) == 2  # the one that was held, and the group
+    for n in range(16):
+        said = await store.read_events(f"talk-{n}", after=1)
+        values = [await store.get_payload(f"talk-{n}", e.fact().content.id) for e in said]
+        assert [value.decode() for value in values] == texts[n]
+        assert (await verify(store, f"talk-{n}")).ok
+
+
+async def test_an_append_of_a_group_that_gives_its_lease_back_hears_what_waits(store, monkeypatch):
+    sessions = [await start(store, f"talk-{n}") for n in range(3)]
+    waiting, looks = leases.waiting, []
+
+    def look(cursor, row):
+        looks.append(cursor.connection.in_transaction)
+        return waiting(cursor, row)
+
+    monkeypatch.setattr(leases, "waiting", look)
+    await store.put_inbox("talk-1", InboxDraft("key", "message"))
+    done = await append_at_once(
+        store,
+        [
+            store.append(lease, 1, [message(1)], release=lease.session != "talk-2")
+            for lease, _ in sessions
+        ],
+    )
+    assert [one.inbox for one in done] == [0, 1, None]
+    assert looks == [True, True]
+    for n in range(2):
+        assert (await store.acquire(f"talk-{n}")).epoch == 2
+    await store.append(sessions[2][0], 2, [message(2)])
+
+
+async def test_an_append_that_waits_too_long_for_another_process_wrote_nothing(store):
+    lease, state = await start(store)
+    other = apsw.Connection(str(store._path / "events.db"))
+    other.execute("BEGIN IMMEDIATE")
+    patience, waits = store._writer.patience, []
+    patience.seconds, patience._before = 0.01, lambda: waits.append(1)
+    with pytest.raises(NothingWritten):
+        await store.append(lease, state.seq, [message(1)])
+    assert waits == [1]
+    other.execute("ROLLBACK")
+    assert (await store.append(lease, state.seq, [message(1)])).state.seq == 2
+
+
+@pytest.mark.parametrize("release", [False, True])
 @pytest.mark.parametrize("change", ["epoch = epoch + 1", "owner = 'o-else'", "owner = NULL"])
-async def test_an_append_that_was_foreseen_is_fenced_off_like_any_other(store, change):
+async def test_an_append_that_was_foreseen_is_fenced_off_like_any_other(store, change, release):
     lease, state = await start(store, "talk")
     state = (await store.append(lease, state.seq, [message(1)])).state
     other = apsw.Connection(str(store._path / "events.db"))
     other.execute(f"UPDATE sessions SET {change}")
     with pytest.raises(LeaseLost):
-        await store.append(lease, state.seq, [message(2)])
+        await store.append(lease, state.seq, [message(2)], release=release)
     assert [event.seq for event in await store.read_events("talk")] == [1, 2]
+
+
+async def test_an_append_foreseen_from_another_log_of_the_same_length_is_refused(store):
+    lease, state = await start(store, "talk")
+    other = apsw.Connection(str(store._path / "events.db"))
+    other.execute("UPDATE sessions SET digest = zeroblob(32)")
+    with pytest.raises(Corruption):
+        await store.append(lease, state.seq, [message(1)])
+    assert other.execute("SELECT count(*) FROM events").get == 1
+
+
+async def test_appends_that_were_foreseen_leave_snapshots(store):
+    lease, state = await start(store, "talk")
+    for number in range(1, SNAPSHOT_EVENTS + 3):
+        state = (await store.append(lease, state.seq, [message(number)])).state
+    other = apsw.Connection(str(store._path / "events.db"))
+    assert other.execute("SELECT seq FROM snapshots").get == SNAPSHOT_EVENTS
 
 
 async def test_an_append_that_was_foreseen_consumes_an_item_once_and_none_that_is_missing(store):

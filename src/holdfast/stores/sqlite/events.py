@@ -27,8 +27,17 @@ _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(dict[str, Any]).decode
 
 
-def stored(key: int, events: Iterable[Event]) -> list[tuple[Any, ...]]:
-    """Return the rows of a session's events."""
+def insert(cursor: apsw.Cursor, key: int, events: Iterable[Event]) -> None:
+    """Add events to a session's log."""
+    cursor.executemany(SQL["insert_event"], _rows(key, events))
+
+
+def heal(cursor: apsw.Cursor, key: int, events: Iterable[Event]) -> None:
+    """Put events where a session's log has others or none."""
+    cursor.executemany(SQL["heal_event"], _rows(key, events))
+
+
+def _rows(key: int, events: Iterable[Event]) -> list[tuple[Any, ...]]:
     return [
         (
             key,
@@ -41,19 +50,6 @@ def stored(key: int, events: Iterable[Event]) -> list[tuple[Any, ...]]:
         )
         for event in events
     ]
-
-
-def insert(cursor: apsw.Cursor, rowed: list[tuple[Any, ...]]) -> None:
-    """Add event rows to a session's log."""
-    if len(rowed) == 1:
-        cursor.execute(SQL["insert_event"], rowed[0])
-    else:
-        cursor.executemany(SQL["insert_event"], rowed)
-
-
-def heal(cursor: apsw.Cursor, key: int, events: Iterable[Event]) -> None:
-    """Put events where a session's log has others or none."""
-    cursor.executemany(SQL["heal_event"], stored(key, events))
 
 
 def data_text(event: Event) -> str:

@@ -119,12 +119,6 @@ def find_item(cursor: apsw.Cursor, row: SessionRow, key: str) -> InboxItem | Non
     return None if found is None else rows.shown_item(_item(row.id, found))
 
 
-def is_waiting(cursor: apsw.Cursor, row: SessionRow, key: str) -> bool:
-    """Tell whether an inbox item is there to be consumed."""
-    item = find_item(cursor, row, key)
-    return item is not None and item.consumed_seq is None
-
-
 def items(cursor: apsw.Cursor, row: SessionRow) -> list[InboxItem]:
     """Return a session's inbox in order of arrival."""
     return [

@@ -11,64 +11,29 @@ from dataclasses import dataclass
 from typing import Any
 
 import apsw
-import msgspec
 from msgspec import structs
 
 from holdfast.blobs.port import BlobStore
-from holdfast.core.errors import Corruption, HoldfastError, InvalidInput, PositionConflict
+from holdfast.core.errors import Corruption, InvalidInput, PositionConflict
 from holdfast.core.events import Event, now
-from holdfast.core.facts import Fact, SessionStarted
+from holdfast.core.facts import SessionStarted
 from holdfast.core.fold import fold
-from holdfast.core.heads import EdgeDraft, HeadDraft
 from holdfast.core.ids import check_key
-from holdfast.core.log import Batch, Draft, complete, draft, extend
+from holdfast.core.log import Batch, complete, extend
 from holdfast.core.payloads import Slot, walk
 from holdfast.core.replay import replay
 from holdfast.core.state import State, empty
 from holdfast.stores import rows, snapshots
 from holdfast.stores.port import (
-    ROW_PAYLOAD_BYTES,
     Appended,
     ImportOutcome,
     InboxDraft,
     InboxItem,
-    Lease,
 )
-from holdfast.stores.sqlite import events, leases, payloads, sessions
+from holdfast.stores.sqlite import events, foreseen, leases, payloads, sessions
 from holdfast.stores.sqlite.database import SQL
+from holdfast.stores.sqlite.foreseen import Foreseen, Request
 from holdfast.stores.sqlite.sessions import SessionRow
-
-AHEAD_FACTS = 32
-AHEAD_BYTES = 256 * 1024
-"""An append of more is computed in the writer's thread, so that the event loop goes on."""
-
-
-class Request(msgspec.Struct, frozen=True, gc=False):
-    """What a caller asks to append."""
-
-    lease: Lease
-    after_seq: int
-    facts: Sequence[Fact]
-    head: HeadDraft | None
-    edges: Sequence[EdgeDraft]
-    consumes: Sequence[str]
-    payloads: Sequence[Slot]
-    adopt_from: str | None
-    release: bool
-
-
-class Foreseen(msgspec.Struct, frozen=True, gc=False):
-    """An append as computed from the state in memory, down to the rows it writes."""
-
-    row: SessionRow
-    done: Appended
-    moved: tuple[Any, ...]
-    payloads: list[tuple[Any, ...]]
-    events: list[tuple[Any, ...]]
-    referred: list[Slot]
-    """Payloads that came without their bytes."""
-    consumes: Sequence[str]
-    release: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,60 +76,20 @@ class Log:
         return batch.state
 
     def foresee(self, request: Request) -> Foreseen | None:
-        """Compute a small append from the state in memory; None where that cannot tell the outcome.
+        """Compute an append from the state in memory, where that can tell the outcome.
 
         This runs on the event loop while the writer commits, and writes nothing.
         """
-        known = self.states.known(request.lease.session)
-        if known is None or request.adopt_from is not None or len(request.facts) > AHEAD_FACTS:
-            return None
-        row, state = known
-        if state.seq != request.after_seq or len(request.consumes) > 1:
-            return None
-        try:
-            for key in request.consumes:
-                check_key(key, "inbox key")
-            drafted = _draft(state, request)
-            sizes = [item.size for item in drafted.slots if item.data is not None]
-            if sizes and (max(sizes) > ROW_PAYLOAD_BYTES or sum(sizes) > AHEAD_BYTES):
-                return None
-            batch = complete(drafted)
-        except HoldfastError:
-            return None  # the transaction looks itself, and says why
-        given, referred = batch.payloads, []
-        if len(batch.refs) > len(given):
-            referred = [item for payload_id, item in batch.refs.items() if payload_id not in given]
-            if not all(payloads.is_proven(state, item) for item in referred):
-                return None
-        return Foreseen(
-            row,
-            Appended(batch.events, batch.state, batch.head),
-            sessions.moved(row, request.lease, state, batch.state),
-            payloads.stored(row, given.values(), used=True, loose=batch.loose) if given else [],
-            events.stored(row.key, batch.events),
-            referred,
-            request.consumes,
-            request.release,
-        )
+        return foreseen.foresee(self.states.known(request.lease.session), request)
 
-    def realize(self, foreseen: Foreseen, cursor: apsw.Cursor) -> Appended | None:
-        """Append what was foreseen, or nothing where something is not as it was thought to be."""
-        row, done = foreseen.row, foreseen.done
-        for item in foreseen.referred:
-            if not payloads.in_use(cursor, self._blobs, row, item):
-                return None
-        for key in foreseen.consumes:
-            if not leases.is_waiting(cursor, row, key):
-                return None
-        if not sessions.try_move(cursor, foreseen.moved, release=foreseen.release):
-            return None
-        for key in foreseen.consumes:
-            cursor.execute(SQL["consume_inbox"], (done.state.seq, row.key, key))
-        for one in foreseen.payloads:
-            payloads.insert(cursor, one)
-        self._finish(cursor, row, foreseen.events, done.events[0].seq - 1, done.state)
-        if foreseen.release:
-            done = structs.replace(done, inbox=leases.waiting(cursor, row))
+    def realize(self, cursor: apsw.Cursor, items: Sequence[Foreseen]) -> list[Appended]:
+        """Append what was foreseen; ConstraintError where not all is as it was thought to be."""
+        foreseen.write(cursor, items)
+        done = []
+        for item in items:
+            self.states.remember(item.row, item.done.state)
+            waiting = leases.waiting(cursor, item.row) if item.release else None
+            done.append(structs.replace(item.done, inbox=waiting) if item.release else item.done)
         return done
 
     def append(self, request: Request, cursor: apsw.Cursor) -> Appended:
@@ -179,7 +104,7 @@ class Log:
                 seq=row.seq,
             )
         before = self.states.load(cursor, row)
-        batch = complete(_draft(before, request))
+        batch = complete(request.draft(before))
         source = None
         if request.adopt_from is not None:
             source = sessions.find(cursor, request.adopt_from)
@@ -206,21 +131,10 @@ class Log:
         if batch.payloads:
             given = batch.payloads.values()
             payloads.keep(cursor, self._blobs, row, given, used=True, loose=batch.loose)
-        rowed = events.stored(row.key, batch.events)
-        self._finish(cursor, row, rowed, batch.events[0].seq - 1, batch.state)
-
-    def _finish(
-        self,
-        cursor: apsw.Cursor,
-        row: SessionRow,
-        rowed: list[tuple[Any, ...]],
-        before: int,
-        state: State,
-    ) -> None:
-        events.insert(cursor, rowed)
-        if snapshots.is_due(before, state.seq):
-            events.take_snapshot(cursor, row.key, state)
-        self.states.remember(row, state)
+        events.insert(cursor, row.key, batch.events)
+        if snapshots.is_due(batch.events[0].seq - 1, batch.state.seq):
+            events.take_snapshot(cursor, row.key, batch.state)
+        self.states.remember(row, batch.state)
 
     def _consume(self, cursor: apsw.Cursor, row: SessionRow, key: str, seq: int) -> None:
         item = leases.find_item(cursor, row, check_key(key, "inbox key"))
@@ -352,7 +266,7 @@ class Log:
             elif not item.inline:
                 whole = structs.replace(item, data=copy.payloads[item.id])
                 payloads.keep(cursor, self._blobs, row, [whole], used=True)
-        events.insert(cursor, events.stored(row.key, new))
+        events.insert(cursor, row.key, new)
         events.take_snapshot(cursor, row.key, state)
         cursor.execute(SQL["mark_imported"], (rows.has_open_work(state), row.key))
         self.states.remember(row, state)
@@ -379,10 +293,6 @@ class Log:
                 given = structs.replace(item, data=copy.payloads[item.id])
                 payloads.heal(cursor, self._blobs, row, given)
         return row
-
-
-def _draft(state: State, request: Request) -> Draft:
-    return draft(state, request.facts, now(), request.head, request.edges, request.payloads)
 
 
 def _stored(cursor: apsw.Cursor, row: SessionRow, copy: Copy) -> list[Event]:

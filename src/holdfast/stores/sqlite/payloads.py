@@ -142,14 +142,6 @@ def heal(cursor: apsw.Cursor, blobs: BlobStore, row: SessionRow, item: Slot) -> 
         keep(cursor, blobs, row, [item], used=True)
 
 
-def in_use(cursor: apsw.Cursor, blobs: BlobStore, row: SessionRow, item: Slot) -> bool:
-    """Tell whether a session's log refers to a payload already, and its bytes are here."""
-    found = find(cursor, row, item.id)
-    if found is None or not found.used or found.size != item.size:
-        return False
-    return not found.in_file or blobs.has(row.tenant, item.id)
-
-
 def is_proven(before: State, item: Slot) -> bool:
     """Tell whether what a payload in use leads to is known to be here.
 

@@ -64,18 +64,6 @@ UPDATE sessions SET
   tokens = ?, unknown_usd = ?
 WHERE key = ?
 
--- name: try_move_session
-UPDATE sessions SET
-  seq = ?, digest = ?, status = ?, updated_at = ?, turns = ?, last_turn = ?, head = ?, usd = ?,
-  tokens = ?, unknown_usd = ?
-WHERE key = ? AND id = ? AND tenant_key = ? AND owner = ? AND epoch = ? AND seq = ? AND digest = ?
-
--- name: try_leave_session
-UPDATE sessions SET
-  seq = ?, digest = ?, status = ?, updated_at = ?, turns = ?, last_turn = ?, head = ?, usd = ?,
-  tokens = ?, unknown_usd = ?, owner = NULL
-WHERE key = ? AND id = ? AND tenant_key = ? AND owner = ? AND epoch = ? AND seq = ? AND digest = ?
-
 -- name: mark_imported
 UPDATE sessions SET imported = ? WHERE key = ?
 
@@ -330,3 +318,75 @@ SELECT id, seq FROM sessions
 
 -- name: deleted_sessions
 SELECT id, 0 FROM tombstones WHERE key > ?
+
+-- name: foreseen
+CREATE TEMP VIEW foreseen (
+  session, id, tenant, owner, epoch, was_seq, was_digest,
+  seq, digest, status, updated_at, turns, last_turn, head, usd, tokens, unknown_usd,
+  leaves, item, fold, checksum, body,
+  event_seq, type, version, at, event_digest, data,
+  payload, size, payload_at, bytes,
+  need, need_size
+) AS SELECT
+  NULL, NULL, NULL, NULL, NULL, NULL, NULL,
+  NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
+  NULL, NULL, NULL, NULL, NULL,
+  NULL, NULL, NULL, NULL, NULL, NULL,
+  NULL, NULL, NULL, NULL,
+  NULL, NULL;
+
+CREATE TEMP TRIGGER foreseen_append INSTEAD OF INSERT ON foreseen BEGIN
+  UPDATE sessions SET
+    seq = NEW.seq, digest = NEW.digest, status = NEW.status, updated_at = NEW.updated_at,
+    turns = NEW.turns, last_turn = NEW.last_turn, head = NEW.head, usd = NEW.usd,
+    tokens = NEW.tokens, unknown_usd = NEW.unknown_usd
+  WHERE key = NEW.session AND id = NEW.id AND tenant_key = NEW.tenant AND owner = NEW.owner
+    AND epoch = NEW.epoch AND seq = NEW.was_seq AND digest = NEW.was_digest;
+  SELECT RAISE(ROLLBACK, 'the session is elsewhere') WHERE NEW.id IS NOT NULL AND changes() = 0;
+  UPDATE sessions SET owner = NULL WHERE key = NEW.leaves;
+
+  INSERT INTO payloads (tenant, id, size, at, data, session, used)
+  SELECT NEW.tenant, NEW.payload, NEW.size, NEW.payload_at, NEW.bytes, NEW.session, 1
+  WHERE NEW.payload IS NOT NULL
+  ON CONFLICT (tenant, id) DO UPDATE SET used = 1 WHERE session = NEW.session AND used = 0;
+  INSERT INTO refs (payload, session, used)
+  SELECT key, NEW.session, 1 FROM payloads
+  WHERE changes() = 0 AND tenant = NEW.tenant AND id = NEW.payload AND session IS NOT NEW.session
+  ON CONFLICT DO UPDATE SET used = 1;
+
+  INSERT INTO events (session, seq, type, version, at, digest, data)
+  SELECT NEW.session, NEW.event_seq, NEW.type, NEW.version, NEW.at, NEW.event_digest, NEW.data
+  WHERE NEW.type IS NOT NULL;
+END;
+
+CREATE TEMP TRIGGER foreseen_seldom INSTEAD OF INSERT ON foreseen
+WHEN coalesce(NEW.item, NEW.fold, NEW.need) IS NOT NULL BEGIN
+  UPDATE inbox SET consumed_seq = NEW.seq
+  WHERE session = NEW.session AND name = NEW.item AND consumed_seq IS NULL;
+  SELECT RAISE(ROLLBACK, 'nothing waits') WHERE NEW.item IS NOT NULL AND changes() = 0;
+
+  INSERT INTO snapshots (session, seq, fold, digest, checksum, body)
+  SELECT NEW.session, NEW.seq, NEW.fold, NEW.digest, NEW.checksum, NEW.body
+  WHERE NEW.fold IS NOT NULL
+  ON CONFLICT (session) DO UPDATE SET
+    seq = excluded.seq, fold = excluded.fold, digest = excluded.digest,
+    checksum = excluded.checksum, body = excluded.body;
+
+  SELECT RAISE(ROLLBACK, 'a payload is not in use') WHERE NEW.need IS NOT NULL AND NOT EXISTS (
+    SELECT 1 FROM payloads p LEFT JOIN refs r ON r.payload = p.key AND r.session = NEW.session
+    WHERE p.tenant = NEW.tenant AND p.id = NEW.need AND p.size = NEW.need_size
+      AND p.data IS NOT NULL
+      AND CASE p.session WHEN NEW.session THEN p.used ELSE r.used END
+  );
+END
+
+-- name: append_foreseen
+-- Conflicts end the whole transaction: SQLite then need not keep what each row changed.
+INSERT OR ROLLBACK INTO foreseen VALUES (
+  ?, ?, ?, ?, ?, ?, ?,
+  ?, ?, ?, ?, ?, ?, ?, ?, ?, ?,
+  ?, ?, ?, ?, ?,
+  ?, ?, ?, ?, ?, ?,
+  ?, ?, ?, ?,
+  ?, ?
+)

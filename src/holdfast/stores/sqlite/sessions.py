@@ -16,7 +16,7 @@ from holdfast.core.errors import SessionDeleted, SessionNotFound
 from holdfast.core.events import now
 from holdfast.core.ids import friendly_name
 from holdfast.core.state import State
-from holdfast.stores.port import Lease, SessionFilter, SessionInfo
+from holdfast.stores.port import SessionFilter, SessionInfo
 from holdfast.stores.rows import matches
 from holdfast.stores.sqlite.database import SQL
 
@@ -60,7 +60,7 @@ def look_up(cursor: apsw.Cursor, session_id: str) -> SessionRow | None:
 def insert(cursor: apsw.Cursor, state: State) -> SessionRow:
     """Add the row of a new session."""
     fixed = _fixed(cursor, state)
-    key = cursor.execute(SQL["insert_session"], (state.session, *fixed, *_moving(state))).get
+    key = cursor.execute(SQL["insert_session"], (state.session, *fixed, *moving(state))).get
     digest = bytes.fromhex(state.digest)
     return SessionRow(
         key, state.session, state.tenant, fixed[1], state.seq, digest, None, 0, imported=0
@@ -92,23 +92,11 @@ def _fixed(cursor: apsw.Cursor, state: State) -> tuple[Any, ...]:
 
 def move(cursor: apsw.Cursor, key: int, state: State) -> None:
     """Say where a session stands after an append."""
-    cursor.execute(SQL["move_session"], (*_moving(state), key))
+    cursor.execute(SQL["move_session"], (*moving(state), key))
 
 
-def moved(row: SessionRow, lease: Lease, before: State, after: State) -> tuple[Any, ...]:
-    """Return what `try_move` needs to take a session from one state to the next."""
-    digest = bytes.fromhex(before.digest)
-    here = (row.key, row.id, row.tenant_key, lease.owner, lease.epoch, before.seq, digest)
-    return _moving(after) + here
-
-
-def try_move(cursor: apsw.Cursor, move: tuple[Any, ...], *, release: bool) -> bool:
-    """Move a session that is still where it was foreseen and leased as said; tell whether it is."""
-    cursor.execute(SQL["try_leave_session" if release else "try_move_session"], move)
-    return cursor.connection.changes() == 1
-
-
-def _moving(state: State) -> tuple[Any, ...]:
+def moving(state: State) -> tuple[Any, ...]:
+    """Return what a session's row says of where its log stands."""
     return (
         state.seq,
         bytes.fromhex(state.digest),

@@ -47,9 +47,10 @@ from holdfast.stores.port import (
     Lease,
     StoreFlags,
 )
-from holdfast.stores.sqlite import collector, leases, payloads, sessions
+from holdfast.stores.sqlite import collector, foreseen, leases, payloads, sessions
 from holdfast.stores.sqlite.database import SQL, Database
-from holdfast.stores.sqlite.log import Copy, Log, Request
+from holdfast.stores.sqlite.foreseen import Request
+from holdfast.stores.sqlite.log import Copy, Log
 from holdfast.stores.sqlite.readers import Readers
 from holdfast.stores.sqlite.reading import SqliteReading
 from holdfast.stores.sqlite.writer import Job, Writer
@@ -83,7 +84,7 @@ class SqliteSessionStore(SqliteReading):
         self._closed = False
         owner = Owner(self._beat, lease_seconds=lease_seconds)
         super().__init__(Readers(database), self._log.states, blobs, owner)
-        self._writer = Writer(database, connection)
+        self._writer = Writer(database, connection, self._log.realize)
 
     @classmethod
     async def open(
@@ -111,6 +112,7 @@ class SqliteSessionStore(SqliteReading):
             connection = database.connect()
             try:
                 database.prepare(connection)
+                foreseen.prepare(connection)
                 with database.failures(NothingWritten, "create the store"):
                     place.sync_directory(path)
                 return cls(path, database, blobs, connection, lease_seconds)
@@ -171,11 +173,11 @@ class SqliteSessionStore(SqliteReading):
         request = Request(
             lease, after_seq, facts, head, edges, consumes, tuple(payloads), adopt_from, release
         )
-        foreseen = self._log.foresee(request)
-        if foreseen is None:
+        ahead = self._log.foresee(request)
+        if ahead is None:
             return await self._append_unforeseen(request)
-        work, swift = partial(self._log.append, request), partial(self._log.realize, foreseen)
-        job = Job(work, session_id, self._settled(request), _is_appended, swift)
+        work = partial(self._log.append, request)
+        job = Job(work, session_id, self._settled(request), _is_appended, ahead)
         return await self._writer.run(job)
 
     async def _append_unforeseen(self, request: Request) -> Appended:

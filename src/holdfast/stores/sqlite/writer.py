@@ -3,9 +3,10 @@
 Whatever queued while the previous commit was syncing goes into the next one; there is no timer, so
 a lone append waits for nobody. Where many are on their way they go in two halves that take turns:
 the results of one are told just before the other is synced, so that its callers prepare their next
-writes meanwhile. A job that is refused leaves the rest of its group untouched: it has
-a savepoint of its own, or cannot be refused once it writes. Results reach their event loops
-only after the commit. Every submitted job is settled, by the thread's own death if need be.
+writes meanwhile. What was foreseen is written by one statement; where something is not as it was
+thought, or is more than that, jobs are done one by one, each with a savepoint of its own, so that
+one that is refused leaves the rest of its group untouched. Results reach their event loops only
+after the commit. Every submitted job is settled, by the thread's own death if need be.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import asyncio
 import logging
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
 import apsw
@@ -23,14 +24,31 @@ from holdfast.core.errors import HoldfastError, NothingWritten, OutcomeUnknown, 
 from holdfast.stores.bell import Bell
 from holdfast.stores.rows import closed_error
 from holdfast.stores.sqlite.database import FAILURES, SQL, Database, Patience
+from holdfast.stores.sqlite.foreseen import MOST_ROWS, Foreseen
 
 logger = logging.getLogger("holdfast.stores")
 
 T = TypeVar("T")
 
+Realize = Callable[[apsw.Cursor, Sequence[Foreseen]], Sequence[Any]]
+"""Does what was foreseen; ConstraintError, and nothing at all, where something is not so."""
+
 GROUP_JOBS = 512
 WHOLE_JOBS = 16
 """A larger group is written in halves: while one syncs, those of the other go on."""
+
+
+_BEFORE_COMMIT = frozenset(
+    {
+        apsw.SQLITE_IOERR_READ,
+        apsw.SQLITE_IOERR_SHORT_READ,
+        apsw.SQLITE_IOERR_LOCK,
+        apsw.SQLITE_IOERR_SHMOPEN,
+        apsw.SQLITE_IOERR_SHMSIZE,
+        apsw.SQLITE_IOERR_SHMLOCK,
+        apsw.SQLITE_IOERR_SHMMAP,
+    }
+)
 
 
 class Settled(asyncio.Future[T]):
@@ -48,9 +66,8 @@ class Settled(asyncio.Future[T]):
 class Job(Generic[T]):
     """Work on its way through the writer.
 
-    `work` is its part of a transaction, and may be run again after a rollback. `swift`, where a job
-    has one, is tried first: it does the same work, or nothing and returns None, and only the
-    storage can fail it.
+    `work` is its part of a transaction, and may be run again after a rollback. What is `foreseen`
+    is tried first: the same work, computed already, which counts where all is as it was thought.
     `settled` is called in the writer after the commit with the result. `stored` tells, on a later
     look at the database, whether the work was committed; where it cannot tell it is None.
     """
@@ -59,12 +76,12 @@ class Job(Generic[T]):
         "bell",
         "done",
         "error",
+        "foreseen",
         "future",
         "result",
         "session",
         "settled",
         "stored",
-        "swift",
         "work",
     )
 
@@ -74,10 +91,10 @@ class Job(Generic[T]):
         session: str | None = None,
         settled: Callable[[T], None] | None = None,
         stored: Callable[[apsw.Cursor, T], bool] | None = None,
-        swift: Callable[[apsw.Cursor], T | None] | None = None,
+        foreseen: Foreseen | None = None,
     ) -> None:
         self.work = work
-        self.swift = swift
+        self.foreseen = foreseen
         self.session = session
         self.settled = settled
         self.stored = stored
@@ -91,8 +108,9 @@ class Job(Generic[T]):
 class Writer:
     """Runs jobs in order, durably."""
 
-    def __init__(self, database: Database, connection: apsw.Connection) -> None:
+    def __init__(self, database: Database, connection: apsw.Connection, realize: Realize) -> None:
         self._database = database
+        self._realize = realize
         self._connection = connection
         self._cursor = connection.cursor()
         # Nobody whose job is committed waits for another process as well.
@@ -162,7 +180,7 @@ class Writer:
         jobs: list[Job[Any]] = []
         try:
             while self._take(jobs):
-                if any(job.swift is None for job in jobs):
+                if any(job.foreseen is None for job in jobs):
                     self._tell()  # nobody waits for work that may take long
                 self._commit(jobs)
                 self._tell()
@@ -217,25 +235,10 @@ class Writer:
         return failed
 
     def _commit(self, jobs: list[Job[Any]]) -> None:
-        """Commit a group; where storage fails under several jobs, each is tried alone."""
-        try:
-            self._cursor.execute(SQL["begin_write"])
-            for job in jobs:
-                self._work(job, alone=len(jobs) == 1)
-        except BaseException as error:
-            self._roll_back()
-            if len(jobs) == 1:
-                jobs[0].error = self._named(error, jobs[0])
-            else:
-                for job in jobs:
-                    job.error = None
-                    self._commit([job])
-            return
-        self._tell()
-        try:
-            self._cursor.execute(SQL["commit"])
-        except BaseException as error:
-            self._settle_failed_commit([job for job in jobs if job.error is None], error)
+        """Commit a group: at once where all of it was foreseen, else job by job."""
+        one = _is_one_statement(jobs)
+        if not one or not self._commit_at_once(jobs):
+            self._commit_in_steps(jobs, as_foreseen=not one)
         for job in jobs:
             if job.error is None and job.settled is not None:
                 try:
@@ -243,11 +246,59 @@ class Writer:
                 except Exception:
                     logger.exception("what follows a commit failed; the commit stands")
 
+    def _commit_at_once(self, jobs: list[Job[Any]]) -> bool:
+        """Settle a group by one statement; tell whether all was as it was thought to be."""
+        self._tell()
+        items = [job.foreseen for job in jobs if job.foreseen is not None]
+        try:
+            for job, result in zip(jobs, self._realize(self._cursor, items), strict=True):
+                job.result = result
+        except BaseException as error:
+            if isinstance(error, apsw.BusyError):
+                for job in jobs:
+                    job.error = self._named(error, job)
+                return True
+            if not _may_be_committed(error):
+                return False
+            for job, item in zip(jobs, items, strict=True):
+                job.result = item.done
+            self._settle_failed_commit(jobs, error)
+        return True
+
+    def _commit_in_steps(self, jobs: list[Job[Any]], *, as_foreseen: bool = False) -> None:
+        """Commit a group; where storage fails under several jobs, each is tried alone."""
+        try:
+            self._cursor.execute(SQL["begin_write"])
+            left = self._work_as_foreseen(jobs) if as_foreseen else jobs
+            for job in left:
+                self._work(job, alone=len(jobs) == 1)
+        except BaseException as error:
+            self._roll_back()
+            if as_foreseen and isinstance(error, apsw.ConstraintError):
+                self._commit_in_steps(jobs)
+            elif len(jobs) == 1:
+                jobs[0].error = self._named(error, jobs[0])
+            else:
+                for job in jobs:
+                    job.error = None
+                    self._commit_in_steps([job])
+            return
+        self._tell()
+        try:
+            self._cursor.execute(SQL["commit"])
+        except BaseException as error:
+            self._settle_failed_commit([job for job in jobs if job.error is None], error)
+
+    def _work_as_foreseen(self, jobs: list[Job[Any]]) -> list[Job[Any]]:
+        """Do what was foreseen; return the other jobs."""
+        ahead = {job: job.foreseen for job in jobs if job.foreseen is not None}
+        if ahead:
+            done = self._realize(self._cursor, list(ahead.values()))
+            for job, result in zip(ahead, done, strict=True):
+                job.result = result
+        return [job for job in jobs if job not in ahead]
+
     def _work(self, job: Job[Any], *, alone: bool) -> None:
-        if job.swift is not None:
-            job.result = job.swift(self._cursor)
-            if job.result is not None:
-                return
         if alone:
             job.result = job.work(self._cursor)
             return
@@ -318,6 +369,23 @@ class Writer:
                 job.done.set()
         for bell, group in by_bell.items():
             bell.ring(group)
+
+
+def _is_one_statement(jobs: list[Job[Any]]) -> bool:
+    """Tell whether a group was foreseen and needs nothing beside its own rows."""
+    rows = 0
+    for job in jobs:
+        if job.foreseen is None or job.foreseen.release:
+            return False
+        rows += job.foreseen.rows
+    return rows <= MOST_ROWS
+
+
+def _may_be_committed(error: BaseException) -> bool:
+    """Tell whether a statement that committed by itself can have failed as late as that."""
+    if isinstance(error, apsw.IOError):
+        return getattr(error, "extendedresult", None) not in _BEFORE_COMMIT
+    return isinstance(error, apsw.FullError | apsw.NoMemError) or not isinstance(error, apsw.Error)
 
 
 def _resolve(jobs: list[Job[Any]]) -> None:

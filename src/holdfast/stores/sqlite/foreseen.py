@@ -1,0 +1,181 @@
+"""Appends that were computed ahead, on the event loop, while the writer commits others.
+
+They come down to rows of the view `foreseen`, whose triggers append them where everything is still
+as it was thought to be, and end the transaction where it is not. So one statement writes a whole
+group, and while it does and syncs the disk the event loop has the interpreter for itself.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import time
+from collections.abc import Sequence
+from itertools import zip_longest
+from typing import Any
+
+import apsw
+import msgspec
+
+from holdfast.core.errors import HoldfastError
+from holdfast.core.events import now
+from holdfast.core.facts import Fact
+from holdfast.core.heads import EdgeDraft, HeadDraft
+from holdfast.core.ids import check_key
+from holdfast.core.log import Batch, Draft, complete, draft
+from holdfast.core.payloads import Slot
+from holdfast.core.state import State
+from holdfast.stores import snapshots
+from holdfast.stores.port import ROW_PAYLOAD_BYTES, Appended, Lease
+from holdfast.stores.sqlite import payloads, sessions
+from holdfast.stores.sqlite.database import SQL
+from holdfast.stores.sqlite.events import data_text
+from holdfast.stores.sqlite.sessions import SessionRow
+
+AHEAD_FACTS = 32
+AHEAD_BYTES = 256 * 1024
+"""An append of more is computed in the writer's thread, so that the event loop goes on."""
+
+_SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
+"""How many rows a statement has; what is missing is made up by empty ones."""
+MOST_ROWS = _SIZES[-1]
+
+_ROW = re.compile(r"\(\s*\?[?,\s]*\)")
+_COLUMNS = SQL["append_foreseen"].count("?")
+_NO_MOVE = (None,) * 19
+_NO_EVENT = (None,) * 6
+_NO_PAYLOAD = (None,) * 4
+_NO_NEED = (None,) * 2
+_NOTHING_SELDOM = (None,) * 4
+
+
+class Request(msgspec.Struct, frozen=True, gc=False):
+    """What a caller asks to append."""
+
+    lease: Lease
+    after_seq: int
+    facts: Sequence[Fact]
+    head: HeadDraft | None
+    edges: Sequence[EdgeDraft]
+    consumes: Sequence[str]
+    payloads: Sequence[Slot]
+    adopt_from: str | None
+    release: bool
+
+    def draft(self, state: State) -> Draft:
+        """Return what it appends to a session in some state."""
+        return draft(state, self.facts, now(), self.head, self.edges, self.payloads)
+
+
+class Foreseen(msgspec.Struct, frozen=True, gc=False):
+    """An append as computed from the state in memory, down to the rows it writes."""
+
+    row: SessionRow
+    done: Appended
+    values: list[Any]
+    release: bool
+
+    @property
+    def rows(self) -> int:
+        """Return how many rows of the view it takes."""
+        return len(self.values) // _COLUMNS
+
+
+def prepare(connection: apsw.Connection) -> None:
+    """Make the view and its triggers, which belong to one connection."""
+    connection.pragma("temp_store", "memory")
+    connection.execute(SQL["foreseen"])
+
+
+def foresee(known: tuple[SessionRow, State] | None, request: Request) -> Foreseen | None:
+    """Compute a small append from the state in memory; None where that cannot tell the outcome."""
+    if known is None or request.adopt_from is not None or len(request.facts) > AHEAD_FACTS:
+        return None
+    row, state = known
+    if state.seq != request.after_seq or len(request.consumes) > 1:
+        return None
+    try:
+        for key in request.consumes:
+            check_key(key, "inbox key")
+        drafted = request.draft(state)
+        sizes = [item.size for item in drafted.slots if item.data is not None]
+        if sizes and (max(sizes) > ROW_PAYLOAD_BYTES or sum(sizes) > AHEAD_BYTES):
+            return None
+        batch = complete(drafted)
+    except HoldfastError:
+        return None  # the transaction looks itself, and says why
+    if batch.loose:
+        return None
+    needs: list[tuple[bytes, int]] = []
+    if len(batch.refs) > len(batch.payloads):
+        for payload_id, item in batch.refs.items():
+            if payload_id in batch.payloads:
+                continue
+            if item.size > ROW_PAYLOAD_BYTES or not payloads.is_proven(state, item):
+                return None
+            needs.append((payloads.raw(payload_id), item.size))
+    done = Appended(batch.events, batch.state, batch.head)
+    return Foreseen(row, done, _values(row, state, request, batch, needs), request.release)
+
+
+def _values(
+    row: SessionRow,
+    before: State,
+    request: Request,
+    batch: Batch,
+    needs: list[tuple[bytes, int]],
+) -> list[Any]:
+    after, lease = batch.state, request.lease
+    values: list[Any] = [row.key, row.id, row.tenant_key, lease.owner, lease.epoch]
+    values += (before.seq, bytes.fromhex(before.digest))
+    values += sessions.moving(after)
+    values.append(row.key if request.release else None)
+    if request.consumes or snapshots.is_due(before.seq, after.seq):
+        values.append(request.consumes[0] if request.consumes else None)
+        values += _snapshot(before, after)
+    else:
+        values += _NOTHING_SELDOM
+    at = int(time.time() * 1000)
+    for event, item, need in zip_longest(batch.events, batch.payloads.values(), needs):
+        if len(values) >= _COLUMNS:
+            values += (row.key, None, row.tenant_key)
+            values += _NO_MOVE
+        if event is None:
+            values += _NO_EVENT
+        else:
+            values += (event.seq, event.type, event.version, event.at)
+            values += (bytes.fromhex(event.digest), data_text(event))
+        if item is None:
+            values += _NO_PAYLOAD
+        else:
+            values += (payloads.raw(item.id), item.size, at, item.data)
+        values += need or _NO_NEED
+    return values
+
+
+def _snapshot(before: State, after: State) -> tuple[Any, ...]:
+    if not snapshots.is_due(before.seq, after.seq):
+        return None, None, None
+    taken = snapshots.take(after)
+    return taken.fold, bytes.fromhex(taken.checksum), taken.body
+
+
+def write(cursor: apsw.Cursor, items: Sequence[Foreseen]) -> None:
+    """Append what was foreseen; ConstraintError, and nothing at all, where not all is as thought.
+
+    Up to MOST_ROWS are one statement, and so a transaction of their own where there is none.
+    """
+    values: list[Any] = []
+    for item in items:
+        values += item.values
+    for start in range(0, len(values), MOST_ROWS * _COLUMNS):
+        part = values[start : start + MOST_ROWS * _COLUMNS]
+        rows = len(part) // _COLUMNS
+        size = next(size for size in _SIZES if size >= rows)
+        part += [None] * ((size - rows) * _COLUMNS)
+        cursor.execute(_statement(size), part)
+
+
+@functools.cache
+def _statement(size: int) -> str:
+    return _ROW.sub(lambda row: ", ".join([row[0]] * size), SQL["append_foreseen"])
