@@ -17,6 +17,7 @@ from holdfast.core.errors import (
     InboxConsumed,
     InboxItemNotFound,
     InvalidRef,
+    LeaseHeld,
     LeaseLost,
     NothingWritten,
     OutcomeUnknown,
@@ -235,6 +236,105 @@ async def test_an_append_of_a_group_that_gives_its_lease_back_hears_what_waits(s
     for n in range(2):
         assert (await store.acquire(f"talk-{n}")).epoch == 2
     await store.append(sessions[2][0], 2, [message(2)])
+
+
+async def at_once(store, calls):
+    """Return what calls give that were foreseen, and whether one statement did them all."""
+    steps, work = [], store._writer._work
+    store._writer._work = lambda job, **how: (steps.append(job), work(job, **how))
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(call) for call in calls]
+    finally:
+        store._writer._work = work
+    return [task.result() for task in tasks], not steps
+
+
+async def test_a_lease_is_taken_again_at_once_while_nobody_else_had_it(store):
+    lease, _ = await start(store)
+    done, swift = await at_once(store, [store.append(lease, 1, [message(1)], release=True)])
+    assert (done[0].inbox, swift) == (0, True)
+    taken, swift = await at_once(store, [store.acquire("talk")])
+    assert (taken[0].epoch, taken[0].seq, taken[0].inbox, swift) == (2, 2, 0, True)
+    with pytest.raises(LeaseLost):
+        await store.append(lease, 2, [message(2)])
+    with pytest.raises(LeaseHeld):
+        await store.acquire("talk")
+    await store.append(taken[0], 2, [message(2)])
+
+
+async def test_a_lease_that_is_taken_at_once_is_one_of_two_who_ask(store):
+    lease, _ = await start(store)
+    await store.release(lease)
+    done = await append_at_once(store, [store.acquire("talk"), store.acquire("talk")])
+    assert sorted(type(one).__name__ for one in done) == ["Lease", "LeaseHeld"]
+
+
+async def test_a_lease_taken_beside_slower_work_is_held_for_it_too(store):
+    lease, _ = await start(store)
+    await store.release(lease)
+    store._log._left.clear()
+    first = store.acquire("talk")
+    async with Hold(store):
+        one = asyncio.create_task(first)
+        await submitted(store, 1)
+        store._log.states._known.clear()  # the second one cannot be foreseen
+        two = asyncio.create_task(store.acquire("talk"))
+        await submitted(store, 2)
+    assert (await one).epoch == 2
+    with pytest.raises(LeaseHeld):
+        await two
+
+
+@pytest.mark.parametrize("other", ["drives", "drove", "appended", "asked"])
+async def test_a_lease_is_not_taken_at_once_where_others_were(store, other):
+    lease, state = await start(store)
+    await store.release(lease)
+    theirs = await SqliteSessionStore.open(store._path)
+    if other == "asked":
+        await theirs.put_inbox("talk", InboxDraft("key", "message"))
+    else:
+        held = await theirs.acquire("talk")
+    if other == "appended":
+        await theirs.append(held, state.seq, [message(1)])
+    if other in ("drove", "appended"):
+        await theirs.release(held)
+    if other == "drives":
+        with pytest.raises(LeaseHeld):
+            await store.acquire("talk")
+    else:
+        taken = await store.acquire("talk")
+        assert taken.epoch == (2 if other == "asked" else 3)
+        assert taken.seq == (2 if other == "appended" else 1)
+        assert taken.inbox == (1 if other == "asked" else 0)
+    await theirs.close()
+
+
+@pytest.mark.parametrize(
+    ("change", "outcome"),
+    [
+        ("seq = seq + 1", 2),
+        ("imported = 1", "ReadOnlySession"),
+        ("owner = :theirs", "LeaseHeld"),
+        ("epoch = 'spoilt'", "Corruption"),
+    ],
+)
+async def test_a_lease_is_not_taken_at_once_where_the_row_says_else(store, change, outcome):
+    await store.release((await start(store))[0])
+    await store.close()
+    theirs = await SqliteSessionStore.open(store._path)
+    await start(theirs, "another")  # shows that they are alive
+    other = apsw.Connection(str(store._path / "events.db"))
+    if outcome == "Corruption":
+        other.execute(f"UPDATE sessions SET {change} WHERE id = 'talk'")
+    ours = await SqliteSessionStore.open(store._path)
+    await start(ours, "ours")
+    await ours.load_state("talk")
+    other.execute(f"UPDATE sessions SET {change} WHERE id = 'talk'", {"theirs": theirs.owner})
+    (taken,) = await asyncio.gather(ours.acquire("talk"), return_exceptions=True)
+    assert (taken.seq if isinstance(taken, Lease) else type(taken).__name__) == outcome
+    await ours.close()
+    await theirs.close()
 
 
 async def test_an_append_that_waits_too_long_for_another_process_wrote_nothing(store):

@@ -1,7 +1,7 @@
-"""Appends that were computed ahead, on the event loop, while the writer commits others.
+"""Writes that were computed ahead, on the event loop, while the writer commits others.
 
-They come down to rows of the view `foreseen`, whose triggers append them where everything is still
-as it was thought to be, and end the transaction where it is not. So one statement writes a whole
+They come down to rows of the view `foreseen`, whose triggers do them where everything is still as
+it was thought to be, and end the transaction where it is not. So one statement writes a whole
 group, and while it does and syncs the disk the event loop has the interpreter for itself.
 """
 
@@ -41,12 +41,13 @@ _SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 MOST_ROWS = _SIZES[-1]
 
 _ROW = re.compile(r"\(\s*\?[?,\s]*\)")
-_COLUMNS = SQL["append_foreseen"].count("?")
-_NO_MOVE = (None,) * 19
+_COLUMNS = SQL["do_foreseen"].count("?")
+_TAKES = 18
+_NO_MOVE = (None,) * 20
 _NO_EVENT = (None,) * 6
 _NO_PAYLOAD = (None,) * 4
 _NO_NEED = (None,) * 2
-_NOTHING_SELDOM = (None,) * 4
+_NOTHING_SELDOM = (None,) * 5
 
 
 class Request(msgspec.Struct, frozen=True, gc=False):
@@ -68,12 +69,11 @@ class Request(msgspec.Struct, frozen=True, gc=False):
 
 
 class Foreseen(msgspec.Struct, frozen=True, gc=False):
-    """An append as computed from the state in memory, down to the rows it writes."""
+    """A write as computed from the state in memory, down to the rows of the view."""
 
     row: SessionRow
-    done: Appended
+    done: Appended | Lease
     values: list[Any]
-    release: bool
 
     @property
     def rows(self) -> int:
@@ -114,8 +114,26 @@ def foresee(known: tuple[SessionRow, State] | None, request: Request) -> Foresee
             if item.size > ROW_PAYLOAD_BYTES or not payloads.is_proven(state, item):
                 return None
             needs.append((payloads.raw(payload_id), item.size))
-    done = Appended(batch.events, batch.state, batch.head)
-    return Foreseen(row, done, _values(row, state, request, batch, needs), request.release)
+    # A lease is given back like this only where nothing waits.
+    done = Appended(batch.events, batch.state, batch.head, 0 if request.release else None)
+    return Foreseen(row, done, _values(row, state, request, batch, needs))
+
+
+def foresee_lease(
+    known: tuple[SessionRow, State] | None, owner: str, epoch: int | None
+) -> Foreseen | None:
+    """Compute the lease of a session that nobody drove since the one of that epoch."""
+    if known is None:
+        return None
+    row, state = known
+    last = row.epoch if epoch is None else epoch
+    if type(last) is not int:
+        return None  # a damaged row
+    lease = Lease(row.id, owner, last + 1, state.seq)
+    values: list[Any] = [None] * _COLUMNS
+    values[0], values[1], values[4], values[5] = row.key, row.id, lease.epoch, lease.seq
+    values[_TAKES] = owner
+    return Foreseen(row, lease, values)
 
 
 def _values(
@@ -131,7 +149,7 @@ def _values(
     values += sessions.moving(after)
     values.append(row.key if request.release else None)
     if request.consumes or snapshots.is_due(before.seq, after.seq):
-        values.append(request.consumes[0] if request.consumes else None)
+        values += (None, request.consumes[0] if request.consumes else None)
         values += _snapshot(before, after)
     else:
         values += _NOTHING_SELDOM
@@ -161,7 +179,7 @@ def _snapshot(before: State, after: State) -> tuple[Any, ...]:
 
 
 def write(cursor: apsw.Cursor, items: Sequence[Foreseen]) -> None:
-    """Append what was foreseen; ConstraintError, and nothing at all, where not all is as thought.
+    """Do what was foreseen; ConstraintError, and nothing at all, where not all is as thought.
 
     Up to MOST_ROWS are one statement, and so a transaction of their own where there is none.
     """
@@ -178,4 +196,4 @@ def write(cursor: apsw.Cursor, items: Sequence[Foreseen]) -> None:
 
 @functools.cache
 def _statement(size: int) -> str:
-    return _ROW.sub(lambda row: ", ".join([row[0]] * size), SQL["append_foreseen"])
+    return _ROW.sub(lambda row: ", ".join([row[0]] * size), SQL["do_foreseen"])

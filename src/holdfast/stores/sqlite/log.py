@@ -29,6 +29,7 @@ from holdfast.stores.port import (
     ImportOutcome,
     InboxDraft,
     InboxItem,
+    Lease,
 )
 from holdfast.stores.sqlite import events, foreseen, leases, payloads, sessions
 from holdfast.stores.sqlite.database import SQL
@@ -52,6 +53,9 @@ class Log:
     def __init__(self, blobs: BlobStore) -> None:
         self._blobs = blobs
         self.states = events.States()
+        self.held: dict[str, int] = {}
+        """The epochs of the leases that are held here."""
+        self._left: dict[str, int] = {}
 
     def create(
         self,
@@ -82,15 +86,31 @@ class Log:
         """
         return foreseen.foresee(self.states.known(request.lease.session), request)
 
-    def realize(self, cursor: apsw.Cursor, items: Sequence[Foreseen]) -> list[Appended]:
-        """Append what was foreseen; ConstraintError where not all is as it was thought to be."""
+    def foresee_lease(self, session_id: str, owner: str) -> Foreseen | None:
+        """Compute the lease of a session, where memory can tell that nobody drives it."""
+        if session_id in self.held:
+            return None
+        return foreseen.foresee_lease(
+            self.states.known(session_id), owner, self._left.get(session_id)
+        )
+
+    def realize(self, cursor: apsw.Cursor, items: Sequence[Foreseen]) -> list[Appended | Lease]:
+        """Do what was foreseen; ConstraintError where not all is as it was thought to be."""
         foreseen.write(cursor, items)
-        done = []
         for item in items:
-            self.states.remember(item.row, item.done.state)
-            waiting = leases.waiting(cursor, item.row) if item.release else None
-            done.append(structs.replace(item.done, inbox=waiting) if item.release else item.done)
-        return done
+            if isinstance(item.done, Lease):
+                self.held[item.row.id] = item.done.epoch
+            else:
+                self.states.remember(item.row, item.done.state)
+        return [item.done for item in items]
+
+    def leave(self, lease: Lease) -> None:
+        """Note that a lease was given back."""
+        if self.held.get(lease.session) == lease.epoch:
+            del self.held[lease.session]
+            if len(self._left) >= events.CACHED_STATES:
+                self._left.clear()
+            self._left[lease.session] = lease.epoch
 
     def append(self, request: Request, cursor: apsw.Cursor) -> Appended:
         """Append one batch, checked against the session's row."""

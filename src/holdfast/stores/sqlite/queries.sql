@@ -323,14 +323,14 @@ SELECT id, 0 FROM tombstones WHERE key > ?
 CREATE TEMP VIEW foreseen (
   session, id, tenant, owner, epoch, was_seq, was_digest,
   seq, digest, status, updated_at, turns, last_turn, head, usd, tokens, unknown_usd,
-  leaves, item, fold, checksum, body,
+  leaves, takes, item, fold, checksum, body,
   event_seq, type, version, at, event_digest, data,
   payload, size, payload_at, bytes,
   need, need_size
 ) AS SELECT
   NULL, NULL, NULL, NULL, NULL, NULL, NULL,
   NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
-  NULL, NULL, NULL, NULL, NULL,
+  NULL, NULL, NULL, NULL, NULL, NULL,
   NULL, NULL, NULL, NULL, NULL, NULL,
   NULL, NULL, NULL, NULL,
   NULL, NULL;
@@ -342,8 +342,10 @@ CREATE TEMP TRIGGER foreseen_append INSTEAD OF INSERT ON foreseen BEGIN
     tokens = NEW.tokens, unknown_usd = NEW.unknown_usd
   WHERE key = NEW.session AND id = NEW.id AND tenant_key = NEW.tenant AND owner = NEW.owner
     AND epoch = NEW.epoch AND seq = NEW.was_seq AND digest = NEW.was_digest;
-  SELECT RAISE(ROLLBACK, 'the session is elsewhere') WHERE NEW.id IS NOT NULL AND changes() = 0;
+  SELECT RAISE(ROLLBACK, 'the session is elsewhere') WHERE NEW.owner IS NOT NULL AND changes() = 0;
   UPDATE sessions SET owner = NULL WHERE key = NEW.leaves;
+  SELECT RAISE(ROLLBACK, 'something waits') FROM inbox
+  WHERE session = NEW.leaves AND consumed_seq IS NULL LIMIT 1;
 
   INSERT INTO payloads (tenant, id, size, at, data, session, used)
   SELECT NEW.tenant, NEW.payload, NEW.size, NEW.payload_at, NEW.bytes, NEW.session, 1
@@ -360,7 +362,15 @@ CREATE TEMP TRIGGER foreseen_append INSTEAD OF INSERT ON foreseen BEGIN
 END;
 
 CREATE TEMP TRIGGER foreseen_seldom INSTEAD OF INSERT ON foreseen
-WHEN coalesce(NEW.item, NEW.fold, NEW.need) IS NOT NULL BEGIN
+WHEN coalesce(NEW.takes, NEW.item, NEW.fold, NEW.need) IS NOT NULL BEGIN
+  UPDATE sessions SET owner = NEW.takes, epoch = NEW.epoch
+  WHERE NEW.takes IS NOT NULL AND key = NEW.session AND id = NEW.id AND owner IS NULL
+    AND epoch = NEW.epoch - 1 AND seq = NEW.was_seq AND imported = 0;
+  SELECT RAISE(ROLLBACK, 'the session is taken') WHERE NEW.takes IS NOT NULL AND (
+    changes() = 0
+    OR EXISTS (SELECT 1 FROM inbox WHERE session = NEW.session AND consumed_seq IS NULL)
+  );
+
   UPDATE inbox SET consumed_seq = NEW.seq
   WHERE session = NEW.session AND name = NEW.item AND consumed_seq IS NULL;
   SELECT RAISE(ROLLBACK, 'nothing waits') WHERE NEW.item IS NOT NULL AND changes() = 0;
@@ -380,12 +390,12 @@ WHEN coalesce(NEW.item, NEW.fold, NEW.need) IS NOT NULL BEGIN
   );
 END
 
--- name: append_foreseen
+-- name: do_foreseen
 -- Conflicts end the whole transaction: SQLite then need not keep what each row changed.
 INSERT OR ROLLBACK INTO foreseen VALUES (
   ?, ?, ?, ?, ?, ?, ?,
   ?, ?, ?, ?, ?, ?, ?, ?, ?, ?,
-  ?, ?, ?, ?, ?,
+  ?, ?, ?, ?, ?, ?,
   ?, ?, ?, ?, ?, ?,
   ?, ?, ?, ?,
   ?, ?

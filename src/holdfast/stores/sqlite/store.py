@@ -79,7 +79,7 @@ class SqliteSessionStore(SqliteReading):
         self._database = database
         self._connection = connection
         self._log = Log(blobs)
-        self._held: dict[str, int] = {}
+        self._held = self._log.held
         self._tenants: dict[str, str] = {}
         self._closed = False
         owner = Owner(self._beat, lease_seconds=lease_seconds)
@@ -251,7 +251,8 @@ class SqliteSessionStore(SqliteReading):
                 self._owner.stored(sign)
             self._owner.start()
 
-        job = Job(work, session_id, taken)
+        ahead = None if sign is not None else self._log.foresee_lease(session_id, self.owner)
+        job = Job(work, session_id, taken, foreseen=ahead)
         try:
             return await self._writer.run(job)
         except StoreFailed:
@@ -280,7 +281,7 @@ class SqliteSessionStore(SqliteReading):
         def work(cursor: apsw.Cursor) -> None:
             cursor.execute(SQL["release_lease"], (lease.session, lease.owner, lease.epoch))
 
-        await self._writer.run(Job(work, lease.session, lambda _: self._forget(lease)))
+        await self._writer.run(Job(work, lease.session, lambda _: self._log.leave(lease)))
 
     async def delete(self, session_id: str) -> None:
         """Delete a session that nobody drives."""
@@ -410,15 +411,11 @@ class SqliteSessionStore(SqliteReading):
     def _truncate(self, _: Any) -> None:
         self._database.truncate_log(self._connection, self._writer.patience)
 
-    def _forget(self, lease: Lease) -> None:
-        if self._held.get(lease.session) == lease.epoch:
-            del self._held[lease.session]
-
     def _settled(self, request: Request) -> Callable[[Appended], None]:
         return partial(self._released, request.lease) if request.release else self._appended
 
     def _released(self, lease: Lease, done: Appended) -> None:
-        self._forget(lease)
+        self._log.leave(lease)
         self._wake(done.state)
 
     def _appended(self, done: Appended) -> None:

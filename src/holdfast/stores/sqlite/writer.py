@@ -372,10 +372,10 @@ class Writer:
 
 
 def _is_one_statement(jobs: list[Job[Any]]) -> bool:
-    """Tell whether a group was foreseen and needs nothing beside its own rows."""
+    """Tell whether all of a group was foreseen and fits into one statement."""
     rows = 0
     for job in jobs:
-        if job.foreseen is None or job.foreseen.release:
+        if job.foreseen is None:
             return False
         rows += job.foreseen.rows
     return rows <= MOST_ROWS
