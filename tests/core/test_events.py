@@ -18,21 +18,17 @@ from holdfast.core import events as events_module
 from holdfast.core import facts
 from holdfast.core.errors import Corruption, InvalidRecord
 from holdfast.core.events import (
-    FACTS,
     Event,
     chain_start,
     check_digest,
-    data_of,
     event_digest,
     event_from_line,
     event_to_line,
-    fact_from_data,
-    forms,
-    forms_with_reasons,
     now,
     stamp,
 )
 from holdfast.core.fold import fold
+from holdfast.core.forms import FACTS, data_of, fact_from_data, forms, forms_with_reasons
 from holdfast.core.payloads import Erased, Slot, slot
 from holdfast.core.state import empty
 

@@ -10,8 +10,9 @@ from walks import AT, choices, walk
 
 from holdfast.core import facts, values
 from holdfast.core.errors import InvalidInput
-from holdfast.core.events import chain_start, check_digest, event_from_record, fact_from_data
+from holdfast.core.events import chain_start, check_digest, event_from_record
 from holdfast.core.fold import fold
+from holdfast.core.forms import fact_from_data
 from holdfast.core.heads import EdgeDraft, HeadDraft, content_id, publish, relate
 from holdfast.core.ids import friendly_name
 from holdfast.core.log import extend

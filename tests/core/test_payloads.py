@@ -7,7 +7,7 @@ from msgspec import structs
 
 from holdfast.core import facts
 from holdfast.core.errors import Corruption, InvalidInput, InvalidRef
-from holdfast.core.events import data_of
+from holdfast.core.forms import data_of
 from holdfast.core.payloads import (
     INLINE_BYTES,
     Erased,

@@ -4,7 +4,8 @@ import pytest
 
 from holdfast.core import facts, heads
 from holdfast.core.errors import Corruption, InvalidInput
-from holdfast.core.events import Event, data_of, event_digest
+from holdfast.core.events import Event, event_digest
+from holdfast.core.forms import data_of
 from holdfast.core.log import extend
 from holdfast.core.payloads import slot
 from holdfast.core.replay import replay

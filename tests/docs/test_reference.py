@@ -18,7 +18,7 @@ import holdfast
 from holdfast.cli.main import COMMANDS
 from holdfast.core import payloads, values
 from holdfast.core.errors import HoldfastError
-from holdfast.core.events import FACTS
+from holdfast.core.forms import FACTS
 from holdfast.runtime import results
 from holdfast.runtime.settings import PREFIX, Settings
 from holdfast.stores.sqlite.database import migrations

@@ -14,7 +14,8 @@ from holdfast.cli.naming import find_session
 from holdfast.cli.options import Call, command, session_argument
 from holdfast.cli.reading import opened
 from holdfast.cli.terminal import dumps, one_line
-from holdfast.core.events import FACTS, Event
+from holdfast.core.events import Event
+from holdfast.core.forms import FACTS
 from holdfast.core.payloads import from_record, is_slot
 from holdfast.stores.port import SessionStore
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any, TypeVar, get_args
 
 from holdfast.core.errors import InvalidInput
-from holdfast.core.events import forms
 from holdfast.core.facts import EdgeType, HeadKind, HeadPublished, LineageAdded
+from holdfast.core.forms import forms
 from holdfast.core.payloads import Slot
 from holdfast.core.records import record_id
 

@@ -13,8 +13,9 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any
 
 from holdfast.core.errors import OutcomeUnknown, PositionConflict
-from holdfast.core.events import Event, forms
+from holdfast.core.events import Event
 from holdfast.core.facts import Fact
+from holdfast.core.forms import forms
 from holdfast.core.heads import EdgeDraft, HeadDraft
 from holdfast.core.payloads import Slot, digest_form
 from holdfast.core.state import State

@@ -16,8 +16,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from holdfast.core.errors import PositionConflict, SessionDeleted, StoreFailed
-from holdfast.core.events import now, slots_of
+from holdfast.core.events import now
 from holdfast.core.facts import Fact, SessionStarted
+from holdfast.core.forms import slots_of
 from holdfast.core.heads import EdgeDraft, HeadDraft
 from holdfast.core.ids import check_key
 from holdfast.core.log import Batch, extend

@@ -26,8 +26,9 @@ from holdfast.core.errors import (
     OutcomeUnknown,
     StoreFailed,
 )
-from holdfast.core.events import Event, slots_of
+from holdfast.core.events import Event
 from holdfast.core.facts import Fact, SessionStarted
+from holdfast.core.forms import slots_of
 from holdfast.core.heads import EdgeDraft, HeadDraft
 from holdfast.core.ids import check_content_id, check_id, check_key
 from holdfast.core.payloads import Slot, check_bytes
