@@ -1,6 +1,7 @@
 """The SQLite writer: group commit, refusals beside successes, failures told apart."""
 
 import asyncio
+import gc
 import os
 import threading
 import uuid
@@ -456,6 +457,21 @@ async def test_a_cancelled_append_is_settled_before_the_caller_hears(store):
     with pytest.raises(asyncio.CancelledError):
         await task
     assert (await store.load_state("talk")).seq == 2
+
+
+async def test_a_cancelled_append_that_fails_leaves_no_error_that_nobody_heard(store):
+    lease, _ = await start(store)
+    unheard = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: unheard.append(context))
+    async with Hold(store):
+        wrong = asyncio.create_task(store.append(lease, 7, [message(1)]))
+        await submitted(store, 1)
+        wrong.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await wrong
+    del wrong
+    gc.collect()
+    assert unheard == []
 
 
 async def test_a_timeout_around_an_append_waits_for_its_outcome(store):

@@ -43,11 +43,6 @@ class _Flight:
         self._under_way = 0
         self._waiting: list[_Waiting] = []
 
-    @property
-    def waiting(self) -> int:
-        """Return how many calls wait."""
-        return len(self._waiting)
-
     async def enter(self, limit: int) -> None:
         """Wait until fewer than so many calls are under way, and count one more."""
         with self._lock:
@@ -80,11 +75,6 @@ class _Flight:
 _FLIGHT = _Flight()
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_FLIGHT.start_over)
-
-
-def waiting() -> int:
-    """Return how many calls of this process wait to go ahead."""
-    return _FLIGHT.waiting
 
 
 class LeafGate:

@@ -131,12 +131,7 @@ class Writer:
         job.bell = self._bells.get(loop) or self._add_bell(loop)
         job.future = Settled(loop=loop)
         self._submit(job)
-        try:
-            return await job.future
-        except asyncio.CancelledError:
-            if job.future.done():
-                job.future.exception()  # nobody else hears of a failure
-            raise
+        return await job.future
 
     def run_blocking(self, job: Job[T]) -> T:
         """Run a job from a thread."""
