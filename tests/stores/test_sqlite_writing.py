@@ -31,7 +31,7 @@ from holdfast.stores.feed import POLL_SECONDS
 from holdfast.stores.port import InboxDraft, Lease
 from holdfast.stores.snapshots import SNAPSHOT_EVENTS
 from holdfast.stores.sqlite import leases
-from holdfast.stores.sqlite.foreseen import MOST_ROWS
+from holdfast.stores.sqlite.foreseen import AHEAD_FACTS, MOST_ROWS
 from holdfast.stores.sqlite.store import SqliteSessionStore
 from holdfast.stores.sqlite.writer import Job
 from holdfast.stores.verify import verify
@@ -336,6 +336,151 @@ async def test_a_lease_is_not_taken_at_once_where_the_row_says_else(store, chang
     assert (taken.seq if isinstance(taken, Lease) else type(taken).__name__) == outcome
     await ours.close()
     await theirs.close()
+
+
+def failing(store, error, *, after=False):
+    """Let the next statement of a group fail, before or after it is committed."""
+    realize = store._writer._realize
+
+    def fail(cursor, items):
+        store._writer._realize = realize
+        if after:
+            realize(cursor, items)
+        raise error
+
+    store._writer._realize = fail
+
+
+def io_error(code):
+    error = apsw.IOError("disk I/O error")
+    error.extendedresult = code
+    return error
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        io_error(apsw.SQLITE_IOERR_SHMMAP),
+        io_error(apsw.SQLITE_IOERR_SHMSIZE),
+        io_error(apsw.SQLITE_IOERR_FSYNC),
+        apsw.FullError("database or disk is full"),
+        apsw.NoMemError("out of memory"),
+        MemoryError(),
+    ],
+)
+async def test_a_group_whose_statement_failed_after_its_commit_is_found(store, error):
+    sessions = [await start(store, f"talk-{n}") for n in range(3)]
+    failing(store, error, after=True)
+    done = await append_at_once(
+        store, [store.append(lease, 1, [message(1)]) for lease, _ in sessions]
+    )
+    assert [one.state.seq for one in done] == [2, 2, 2]
+    for n in range(3):
+        assert (await verify(store, f"talk-{n}")).ok
+
+
+async def test_a_lease_that_was_refused_by_a_full_disk_takes_none_from_its_holder(store):
+    lease, _ = await start(store)
+    await store.release(lease)
+    async with Hold(store):
+        first, second = (asyncio.create_task(store.acquire("talk")) for _ in range(2))
+        await submitted(store, 2)
+        commit = store._writer._commit
+
+        def one_by_one(jobs):
+            for job in jobs:
+                if job is jobs[-1] and len(jobs) == 2:
+                    failing(store, apsw.FullError("database or disk is full"))
+                commit([job])
+
+        store._writer._commit = one_by_one
+    held = await first
+    with pytest.raises(OutcomeUnknown):
+        await second
+    with pytest.raises(LeaseHeld):
+        await store.acquire("talk")
+    await store.append(held, 1, [message(1)])
+
+
+async def test_a_lease_given_back_in_vain_is_still_held(tmp_path, vfs):
+    store = await SqliteSessionStore.open(tmp_path, vfs=vfs.registered)
+    lease, _ = await start(store)
+    commit = store._writer._commit
+
+    def committing(jobs):
+        vfs.fail_sync = 1 if len(jobs) == 2 else 0
+        commit(jobs)
+
+    store._writer._commit = committing
+    async with Hold(store):
+        left = asyncio.create_task(store.append(lease, 1, [message(1)], release=True))
+        await submitted(store, 1)
+        taken = asyncio.create_task(store.acquire("talk"))
+        await submitted(store, 2)
+    done = await asyncio.gather(left, taken, return_exceptions=True)
+    assert [type(one) for one in done] == [NothingWritten, OutcomeUnknown]
+    with pytest.raises(LeaseHeld):
+        await store.acquire("talk")
+    await store.append(lease, 1, [message(1)])
+    await store.close()
+
+
+async def test_what_was_foreseen_is_not_written_into_a_transaction_left_open(store):
+    lease, state = await start(store)
+    denied = [1]
+
+    def may(operation, what, *_):
+        refuse = operation == apsw.SQLITE_TRANSACTION and what == "ROLLBACK" and denied
+        return apsw.SQLITE_DENY if refuse else apsw.SQLITE_OK
+
+    def fail(_):
+        raise io_error(apsw.SQLITE_IOERR_READ)
+
+    store._connection.authorizer = may
+    with pytest.raises(StoreFailed):
+        await store._writer.run(Job(fail))
+    with pytest.raises(StoreFailed):
+        await store.append(lease, state.seq, [message(1)])
+    denied.clear()
+    assert (await store.append(lease, state.seq, [message(1)])).state.seq == 2
+    other = apsw.Connection(str(store._path / "events.db"))
+    assert other.execute("SELECT max(seq) FROM events").get == 2
+
+
+@pytest.mark.parametrize(
+    ("owner", "epoch"), [(None, 1), ("\ud800", 1), (None, 2**63), ("o-none", 2**63)]
+)
+async def test_a_lease_that_none_can_be_harms_only_its_own_append(store, owner, epoch):
+    sessions = [await start(store, f"talk-{n}") for n in range(3)]
+    leases = [lease for lease, _ in sessions]
+    leases[1] = Lease("talk-1", owner, epoch)
+    done = await append_at_once(store, [store.append(lease, 1, [message(1)]) for lease in leases])
+    assert [getattr(one, "inbox", one) for one in (done[0], done[2])] == [None, None]
+    assert isinstance(done[1], LeaseLost)
+    for n, events in enumerate([2, 1, 2]):
+        report = await verify(store, f"talk-{n}")
+        assert (report.ok, report.events) == (True, events)
+
+
+async def test_a_group_that_is_done_over_forgets_what_it_refused_before(store):
+    lease, _ = await start(store)
+    once = [apsw.ConstraintError("once")]
+
+    def fail_once(_):
+        if once:
+            raise once.pop()
+
+    slow = [message(n) for n in range(1, AHEAD_FACTS + 3)]
+    done = await append_at_once(
+        store,
+        [
+            store.append(lease, 1, slow),
+            store.append(lease, 1, [message(1, "foreseen")]),
+            store._writer.run(Job(fail_once)),
+        ],
+    )
+    assert [type(one).__name__ for one in done] == ["Appended", "PositionConflict", "NoneType"]
+    assert (await store.load_state("talk")).seq == 1 + len(slow)
 
 
 async def test_an_append_that_waits_too_long_for_another_process_wrote_nothing(store):

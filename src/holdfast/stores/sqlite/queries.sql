@@ -342,7 +342,8 @@ CREATE TEMP TRIGGER foreseen_append INSTEAD OF INSERT ON foreseen BEGIN
     tokens = NEW.tokens, unknown_usd = NEW.unknown_usd
   WHERE key = NEW.session AND id = NEW.id AND tenant_key = NEW.tenant AND owner = NEW.owner
     AND epoch = NEW.epoch AND seq = NEW.was_seq AND digest = NEW.was_digest;
-  SELECT RAISE(ROLLBACK, 'the session is elsewhere') WHERE NEW.owner IS NOT NULL AND changes() = 0;
+  SELECT RAISE(ROLLBACK, 'the session is elsewhere')
+  WHERE NEW.was_digest IS NOT NULL AND changes() = 0;
   UPDATE sessions SET owner = NULL WHERE key = NEW.leaves;
   SELECT RAISE(ROLLBACK, 'something waits') FROM inbox
   WHERE session = NEW.leaves AND consumed_seq IS NULL LIMIT 1;

@@ -229,6 +229,7 @@ class SqliteSessionStore(SqliteReading):
         """Take the right to drive a session."""
         self._check(session_id)
         sign = None if self._owner.is_fresh() else self._owner.heartbeat()
+        before: list[int | None] = []
 
         def work(cursor: apsw.Cursor) -> Lease:
             row = sessions.find(cursor, session_id)
@@ -243,6 +244,7 @@ class SqliteSessionStore(SqliteReading):
             epoch = leases.next_epoch(row)
             cursor.execute(SQL["take_lease"], (self.owner, epoch, row.key))
             # Known before the commit, so that another request in the same group finds it held.
+            before.append(self._held.get(session_id))
             self._held[session_id] = epoch
             inbox = leases.waiting(cursor, row)
             return Lease(session_id, self.owner, epoch, row.seq, inbox)
@@ -259,6 +261,8 @@ class SqliteSessionStore(SqliteReading):
         except StoreFailed:
             if job.result is not None and self._held.get(session_id) == job.result.epoch:
                 del self._held[session_id]
+                if before and before[0] is not None:
+                    self._held[session_id] = before[0]  # given back in vain, in the same commit
             raise
         except asyncio.CancelledError:
             if job.result is not None and job.error is None:

@@ -37,18 +37,16 @@ GROUP_JOBS = 512
 WHOLE_JOBS = 16
 """A larger group is written in halves: while one syncs, those of the other go on."""
 
-
 _BEFORE_COMMIT = frozenset(
     {
         apsw.SQLITE_IOERR_READ,
         apsw.SQLITE_IOERR_SHORT_READ,
         apsw.SQLITE_IOERR_LOCK,
         apsw.SQLITE_IOERR_SHMOPEN,
-        apsw.SQLITE_IOERR_SHMSIZE,
         apsw.SQLITE_IOERR_SHMLOCK,
-        apsw.SQLITE_IOERR_SHMMAP,
     }
 )
+"""Failures that end a statement before it commits; others may come after."""
 
 
 class Settled(asyncio.Future[T]):
@@ -244,19 +242,23 @@ class Writer:
     def _commit_at_once(self, jobs: list[Job[Any]]) -> bool:
         """Settle a group by one statement; tell whether all was as it was thought to be."""
         self._tell()
+        self._roll_back()
+        if self._connection.in_transaction:
+            return False  # left by one that could not be rolled back: this would not commit
         items = [job.foreseen for job in jobs if job.foreseen is not None]
+        before = self._connection.total_changes()
         try:
             for job, result in zip(jobs, self._realize(self._cursor, items), strict=True):
                 job.result = result
+        except apsw.BusyError as error:
+            for job in jobs:
+                job.error = self._named(error, job)
         except BaseException as error:
-            if isinstance(error, apsw.BusyError):
-                for job in jobs:
-                    job.error = self._named(error, job)
-                return True
-            if not _may_be_committed(error):
+            if not _may_be_committed(error, self._connection.total_changes() != before):
                 return False
             for job, item in zip(jobs, items, strict=True):
-                job.result = item.done
+                # Only who can be looked for has something that counts before it is certain.
+                job.result = None if job.stored is None else item.done
             self._settle_failed_commit(jobs, error)
         return True
 
@@ -270,6 +272,8 @@ class Writer:
         except BaseException as error:
             self._roll_back()
             if as_foreseen and isinstance(error, apsw.ConstraintError):
+                for job in jobs:
+                    job.error = None
                 self._commit_in_steps(jobs)
             elif len(jobs) == 1:
                 jobs[0].error = self._named(error, jobs[0])
@@ -376,11 +380,13 @@ def _is_one_statement(jobs: list[Job[Any]]) -> bool:
     return rows <= MOST_ROWS
 
 
-def _may_be_committed(error: BaseException) -> bool:
-    """Tell whether a statement that committed by itself can have failed as late as that."""
+def _may_be_committed(error: BaseException, changed: bool) -> bool:
+    """Tell whether a statement that commits by itself can have failed as late as that."""
     if isinstance(error, apsw.IOError):
         return getattr(error, "extendedresult", None) not in _BEFORE_COMMIT
-    return isinstance(error, apsw.FullError | apsw.NoMemError) or not isinstance(error, apsw.Error)
+    if isinstance(error, apsw.Error):
+        return isinstance(error, apsw.FullError | apsw.NoMemError)
+    return changed  # not where a value could not even be handed over
 
 
 def _resolve(jobs: list[Job[Any]]) -> None:
