@@ -31,7 +31,7 @@ from holdfast.stores.feed import POLL_SECONDS
 from holdfast.stores.port import InboxDraft, Lease
 from holdfast.stores.snapshots import SNAPSHOT_EVENTS
 from holdfast.stores.sqlite import leases
-from holdfast.stores.sqlite.foreseen import AHEAD_FACTS, MOST_ROWS
+from holdfast.stores.sqlite.foreseen import _SIZES, AHEAD_FACTS
 from holdfast.stores.sqlite.store import SqliteSessionStore
 from holdfast.stores.sqlite.writer import Job
 from holdfast.stores.verify import verify
@@ -197,7 +197,7 @@ async def test_a_value_that_a_whole_group_brings_is_stored_once_and_everyones(st
 
 async def test_a_group_of_more_rows_than_a_statement_has_is_written_whole(store):
     sessions = [await start(store, f"talk-{n}") for n in range(16)]
-    texts = [[f"{n}-{i} " * 200 for i in range(MOST_ROWS // 16 + 1)] for n in range(16)]
+    texts = [[f"{n}-{i} " * 200 for i in range(_SIZES[-1] // 16 + 1)] for n in range(16)]
     commits = []
     store._connection.set_commit_hook(lambda: bool(commits.append(1)))
     await append_at_once(

@@ -10,8 +10,9 @@ from __future__ import annotations
 import functools
 import re
 import time
+from bisect import bisect_left
 from collections.abc import Sequence
-from itertools import zip_longest
+from itertools import chain, zip_longest
 from typing import Any
 
 import apsw
@@ -38,10 +39,11 @@ AHEAD_BYTES = 256 * 1024
 
 _SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 """How many rows a statement has; what is missing is made up by empty ones."""
-MOST_ROWS = _SIZES[-1]
 
 _ROW = re.compile(r"\(\s*\?[?,\s]*\)")
 _COLUMNS = SQL["do_foreseen"].count("?")
+MOST_VALUES = _SIZES[-1] * _COLUMNS
+"""What fits into one statement."""
 _TAKES = 18
 _NO_MOVE = (None,) * 20
 _NO_EVENT = (None,) * 6
@@ -74,11 +76,6 @@ class Foreseen(msgspec.Struct, frozen=True, gc=False):
     row: SessionRow
     done: Appended | Lease
     values: list[Any]
-
-    @property
-    def rows(self) -> int:
-        """Return how many rows of the view it takes."""
-        return len(self.values) // _COLUMNS
 
 
 def prepare(connection: apsw.Connection) -> None:
@@ -181,16 +178,15 @@ def _snapshot(before: State, after: State) -> tuple[Any, ...]:
 def write(cursor: apsw.Cursor, items: Sequence[Foreseen]) -> None:
     """Do what was foreseen; ConstraintError, and nothing at all, where not all is as thought.
 
-    Up to MOST_ROWS are one statement, and so a transaction of their own where there is none.
+    Up to MOST_VALUES are one statement, and so a transaction of their own where there is none.
     """
-    values: list[Any] = []
-    for item in items:
-        values += item.values
-    for start in range(0, len(values), MOST_ROWS * _COLUMNS):
-        part = values[start : start + MOST_ROWS * _COLUMNS]
+    values = list(chain.from_iterable([item.values for item in items]))
+    for start in range(0, len(values), MOST_VALUES):
+        part = values[start : start + MOST_VALUES]
         rows = len(part) // _COLUMNS
-        size = next(size for size in _SIZES if size >= rows)
-        part += [None] * ((size - rows) * _COLUMNS)
+        size = _SIZES[bisect_left(_SIZES, rows)]
+        if size > rows:
+            part += [None] * ((size - rows) * _COLUMNS)
         cursor.execute(_statement(size), part)
 
 

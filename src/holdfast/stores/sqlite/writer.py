@@ -24,7 +24,7 @@ from holdfast.core.errors import HoldfastError, NothingWritten, OutcomeUnknown, 
 from holdfast.stores.bell import Bell
 from holdfast.stores.rows import closed_error
 from holdfast.stores.sqlite.database import FAILURES, SQL, Database, Patience
-from holdfast.stores.sqlite.foreseen import MOST_ROWS, Foreseen
+from holdfast.stores.sqlite.foreseen import MOST_VALUES, Foreseen
 
 logger = logging.getLogger("holdfast.stores")
 
@@ -173,7 +173,7 @@ class Writer:
         jobs: list[Job[Any]] = []
         try:
             while self._take(jobs):
-                if any(job.foreseen is None for job in jobs):
+                if self._committed and any(job.foreseen is None for job in jobs):
                     self._tell()  # nobody waits for work that may take long
                 self._commit(jobs)
                 self._tell()
@@ -229,9 +229,9 @@ class Writer:
 
     def _commit(self, jobs: list[Job[Any]]) -> None:
         """Commit a group: at once where all of it was foreseen, else job by job."""
-        one = _is_one_statement(jobs)
-        if not one or not self._commit_at_once(jobs):
-            self._commit_in_steps(jobs, as_foreseen=not one)
+        items = _all_foreseen(jobs)
+        if items is None or not self._commit_at_once(jobs, items):
+            self._commit_in_steps(jobs, as_foreseen=items is None)
         for job in jobs:
             if job.error is None and job.settled is not None:
                 try:
@@ -239,13 +239,14 @@ class Writer:
                 except Exception:
                     logger.exception("what follows a commit failed; the commit stands")
 
-    def _commit_at_once(self, jobs: list[Job[Any]]) -> bool:
+    def _commit_at_once(self, jobs: list[Job[Any]], items: list[Foreseen]) -> bool:
         """Settle a group by one statement; tell whether all was as it was thought to be."""
         self._tell()
-        self._roll_back()
         if self._connection.in_transaction:
-            return False  # left by one that could not be rolled back: this would not commit
-        items = [job.foreseen for job in jobs if job.foreseen is not None]
+            # Left by one that could not be rolled back: nothing would be committed in there.
+            self._roll_back()
+            if self._connection.in_transaction:
+                return False
         before = self._connection.total_changes()
         try:
             for job, result in zip(jobs, self._realize(self._cursor, items), strict=True):
@@ -356,8 +357,9 @@ class Writer:
 
     def _tell(self) -> None:
         """Tell those whose jobs are committed, if they do not know yet."""
-        committed, self._committed = self._committed, []
-        self._deliver(committed)
+        if self._committed:
+            committed, self._committed = self._committed, []
+            self._deliver(committed)
 
     def _deliver(self, jobs: list[Job[Any]]) -> None:
         by_bell: dict[Bell[list[Job[Any]]], list[Job[Any]]] = {}
@@ -370,14 +372,16 @@ class Writer:
             bell.ring(group)
 
 
-def _is_one_statement(jobs: list[Job[Any]]) -> bool:
-    """Tell whether all of a group was foreseen and fits into one statement."""
-    rows = 0
+def _all_foreseen(jobs: list[Job[Any]]) -> list[Foreseen] | None:
+    """Return what was foreseen of a group, where that is all of it and fits into one statement."""
+    items, size = [], 0
     for job in jobs:
-        if job.foreseen is None:
-            return False
-        rows += job.foreseen.rows
-    return rows <= MOST_ROWS
+        item = job.foreseen
+        if item is None:
+            return None
+        items.append(item)
+        size += len(item.values)
+    return items if size <= MOST_VALUES else None
 
 
 def _may_be_committed(error: BaseException, changed: bool) -> bool:
