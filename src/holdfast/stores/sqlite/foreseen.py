@@ -41,10 +41,10 @@ _SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 """How many rows a statement has; what is missing is made up by empty ones."""
 
 _ROW = re.compile(r"\(\s*\?[?,\s]*\)")
-_COLUMNS = SQL["do_foreseen"].count("?")
+_NAMES = re.findall(r"\w+", SQL["foreseen"].partition("(")[2].partition(")")[0])
+_COLUMNS = len(_NAMES)
 MOST_VALUES = _SIZES[-1] * _COLUMNS
 """What fits into one statement."""
-_TAKES = 18
 _NO_MOVE = (None,) * 20
 _NO_EVENT = (None,) * 6
 _NO_PAYLOAD = (None,) * 4
@@ -127,9 +127,8 @@ def foresee_lease(
     if type(last) is not int:
         return None  # a damaged row
     lease = Lease(row.id, owner, last + 1, state.seq)
-    values: list[Any] = [None] * _COLUMNS
-    values[0], values[1], values[4], values[5] = row.key, row.id, lease.epoch, lease.seq
-    values[_TAKES] = owner
+    told = {"session": row.key, "id": row.id, "epoch": lease.epoch, "was_seq": lease.seq}
+    values = list(map((told | {"takes": owner}).get, _NAMES))
     return Foreseen(row, lease, values)
 
 
