@@ -209,6 +209,20 @@ async def test_descriptors_that_a_cell_lost_are_not_missing_in_the_next(
     assert await driver.value("import decimal\nkept") == [1]
 
 
+async def test_a_cell_that_ends_well_without_a_descriptor_left_is_kept(
+    cpython: CpythonKernel,
+) -> None:
+    driver = await KernelDriver.open(cpython, KernelSettings(limits=KernelLimits(open_files=40)))
+    for _ in range(3):
+        result = await driver.run(
+            "import os\nkept = ['x' * 70_000, {1, 2}]\ntry:\n    while True:\n        os.dup(1)\n"
+            "except OSError:\n    pass"
+        )
+        assert result.status == "ok"
+        assert result.namespace_kept
+        assert await driver.value("import decimal\nlen(kept)") == 2
+
+
 @pytest.mark.parametrize(
     "code",
     [

@@ -198,8 +198,10 @@ def unrestorable(
     manifest: Mapping[str, Any], before: Mapping[str, Any] | None
 ) -> tuple[Unrestorable, ...]:
     """Return what this checkpoint does not keep and the one before did not have."""
-    old = _losses(before) if before is not None else set()
-    return tuple(loss for loss in sorted(_losses(manifest) - old, key=lambda loss: loss.name))
+    lost = _losses(manifest)
+    if lost and before is not None:
+        lost -= _losses(before)
+    return tuple(sorted(lost, key=lambda loss: loss.name))
 
 
 def _losses(manifest: Mapping[str, Any]) -> set[Unrestorable]:

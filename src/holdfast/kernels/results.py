@@ -85,8 +85,10 @@ def losses(
     """Return what a restore could not make and what this checkpoint does not keep, each once."""
     if checkpoint is None:
         return lost
-    told = {item.name for item in lost}
     new = manifests.unrestorable(checkpoint.manifest, before)
+    if not new:
+        return lost
+    told = {item.name for item in lost}
     return (*lost, *(item for item in new if item.name not in told))
 
 

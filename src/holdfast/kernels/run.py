@@ -55,6 +55,8 @@ class Run:
         """Have the worker run a cell, and return what it says at its end."""
         self._worker.handler = self._handle
         self._worker.ask(command)
+        # After it was asked: this is done while the worker wakes up.
+        self.watch.start()
         if self.journal.expecting:
             self._stall = asyncio.ensure_future(self._watch_stall())
         while True:

@@ -37,12 +37,18 @@ class Watch:
         self._worker = worker
         self._limits = limits
         self._loop = asyncio.get_running_loop()
-        self._cpu_start = worker.cpu_ns()
-        self._began = self._loop.time()
+        self._cpu_start = 0
+        self._began = 0.0
         self._waited = 0.0
         self._waiting_since: float | None = None
-        first = min(limits.cpu_seconds, limits.wall_seconds, park_seconds)
-        self._timer = self._loop.call_later(first, self._check)
+        self._timer: asyncio.TimerHandle | None = None
+
+    def start(self) -> None:
+        """Begin to watch: the worker was asked to run the cell."""
+        self._cpu_start = self._worker.cpu_ns()
+        self._began = self._loop.time()
+        limits = self._limits
+        self._set(min(limits.cpu_seconds, limits.wall_seconds, self._park_seconds), self._check)
 
     @property
     def cpu_ns(self) -> int:
@@ -86,10 +92,11 @@ class Watch:
 
     def stop(self) -> None:
         """Stop watching."""
-        self._timer.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
 
     def _set(self, seconds: float, then: Callable[[], None]) -> None:
-        self._timer.cancel()
+        self.stop()
         self._timer = self._loop.call_later(seconds, then)
 
     def _check(self) -> None:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 COMMAND = 0
 PROBE = -2
+_ENDED = {"id": 0, "error": "CallError", "message": "the cell has ended", "at_ns": 0}
 _ARGUMENTS = b'{"args":%b,"kwargs":%b}'
 
 
@@ -76,13 +77,17 @@ class Bridge:
     def end(self) -> None:
         """Refuse calls: the cell has ended, and threads it left behind get no answers."""
         self._open = False
-        ended = {"id": 0, "error": "CallError", "message": "the cell has ended", "at_ns": 0}
         with self._state:
             for pending in self._pending.values():
-                pending.give(ended)
+                pending.give(_ENDED)
 
     def command(self) -> dict[str, Any]:
         """Return the next command of the host."""
+        while not _thread._count():
+            message: dict[str, Any] = self.channel.receive()
+            if message["id"] == COMMAND:
+                return message
+        # A thread that a cell has left behind may be reading.
         pending = _Pending()
         with self._state:
             self._pending[COMMAND] = pending

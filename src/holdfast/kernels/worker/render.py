@@ -21,6 +21,7 @@ _OPEN: dict[type, tuple[str, str]] = {
     dict: ("{", "}"),
 }
 _SIZED = (str, bytes, bytearray, list, tuple, set, frozenset, dict)
+_UNSIZED = frozenset({int, float, bool, complex})
 _UNITS = {str: "characters", bytes: "bytes", bytearray: "bytes"}
 
 
@@ -31,6 +32,8 @@ class _Full(Exception):
 def kind_of(value: Any) -> str:
     """Return the type of a value and its true size, if it has one: `list of 3 items`."""
     cls = type(value)
+    if cls in _UNSIZED:
+        return cls.__name__
     name = cls.__qualname__ if cls.__module__ in ("builtins", "__main__") else type_name(cls)
     # Not by isinstance and len: a class of the model may say anything there, or raise.
     sized = next((base for base in _SIZED if issubclass(cls, base)), None)

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 STACK_BYTES = 96 << 20
 QUICK_NS = 50_000_000
 _ROOM_FILES = 4
+_RESERVED_FILES = 2
 ENCODED_CHARACTERS = 1 << 16
 
 
@@ -69,6 +70,8 @@ class Worker:
         self.final: dict[str, Any] | None = None
         # Held by the thread that fixes the answer: the first one does.
         self._fixing = _thread.allocate_lock()
+        # Descriptors to let go of when a cell has used up its own: telling of it takes some.
+        self._reserve: list[int] = []
         # Whether the last checkpoint lacks something that this process still holds.
         self._stale = False
         self.cells = 0
@@ -87,6 +90,7 @@ class Worker:
             command = self.bridge.command()
             try:
                 does[command["do"]](command)
+                self._make_ready()
             except BaseException as error:
                 text = f"{type(error).__name__}: {error}"
                 self.channel.send({"kind": "failed", "message": text[:2000]})
@@ -213,10 +217,7 @@ class Worker:
         sys.stdout, sys.stderr = self.stdout, self.stderr
         for stream in (self.stdout, self.stderr):
             stream.reset(command["output_fit"], command["output_limit"])
-        self._repair()
         self.bridge.begin()
-        # What follows the cell may have to open files, even if the cell has used up its own.
-        reserve = [os.dup(self.channel.incoming) for _ in range(2)]
         began = monotonic_ns()
         outcome: dict[str, Any] = {"status": "ok", "value": None, "error": None}
         try:
@@ -236,21 +237,33 @@ class Worker:
         except OutputLimit:
             outcome["status"] = "output"
         except BaseException as error:
-            _close(reserve)
+            _close(self._reserve)
             for stream in (self.stdout, self.stderr):
                 stream.unlimit()
             outcome["status"] = _failure(error)
             outcome["error"] = cellrun.describe_error(error, self.sources)
-        _close(reserve)
         self.bridge.end()
         if monotonic_ns() - began > QUICK_NS:
             self.channel.send({"kind": "ended"})
         self._finish(outcome)
 
+    def _make_ready(self) -> None:
+        """Do what the next cell needs and nobody waits for: the host has its answer."""
+        self._repair()
+        try:
+            while len(self._reserve) < _RESERVED_FILES:
+                self._reserve.append(os.dup(self.channel.incoming))
+        except OSError:
+            return  # The host was told that nothing more can be opened here.
+
     def _finish(self, outcome: dict[str, Any]) -> None:
         if self.final is not None:
             outcome["status"] = "final"
         repaired = self._repair()
+        # Whether a few files can be opened: nothing else closes what a cell has lost.
+        has_room = _can_open(_ROOM_FILES - len(self._reserve), self.channel.incoming)
+        if not has_room:
+            _close(self._reserve)
         try:
             checkpoint = self._checkpoint()
         except MemoryError:
@@ -265,7 +278,7 @@ class Worker:
             "repaired": repaired,
             "checkpoint": checkpoint,
             "threads": _thread._count(),
-            "stale": self._stale or not _can_open(self.channel.incoming),
+            "stale": self._stale or not has_room,
         }
         self.channel.send(message)
 
@@ -310,11 +323,10 @@ def _close(descriptors: list[int]) -> None:
             continue
 
 
-def _can_open(descriptor: int) -> bool:
-    """Tell whether a cell has left room to open a few files: nothing else closes what it lost."""
+def _can_open(count: int, descriptor: int) -> bool:
     opened: list[int] = []
     try:
-        while len(opened) < _ROOM_FILES:
+        while len(opened) < count:
             opened.append(os.dup(descriptor))
     except OSError:
         return False
