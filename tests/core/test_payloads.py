@@ -151,6 +151,31 @@ def test_bytes_are_proven_before_they_are_returned():
             check_bytes(item, wrong)
 
 
+def test_a_proof_counts_for_the_bytes_and_the_id_it_was_made_of_only():
+    item, other = slot("x" * 600, "message"), slot("y" * 600, "message")
+    assert check_bytes(item, item.data) is item.data
+    forged = (
+        structs.replace(item, data=other.data),
+        structs.replace(item, id=other.id),
+        structs.replace(item, proof=other.proof, data=other.data),
+    )
+    for wrong in forged:
+        with pytest.raises(Corruption, match="does not match its id"):
+            check_bytes(wrong, wrong.data)
+    assert check_bytes(structs.replace(item, proof=None), bytes(bytearray(item.data))) == item.data
+    with pytest.raises(Corruption):
+        check_bytes(structs.replace(item, size=599), item.data)
+
+
+def test_bytes_that_can_change_are_hashed_each_time():
+    data = bytearray(b"x" * 600)
+    item = slot_of_bytes("bytes", data, "message")
+    assert check_bytes(item, data) is data
+    data[0] = 0
+    with pytest.raises(Corruption):
+        check_bytes(item, data)
+
+
 def test_a_slot_without_bytes_says_where_to_get_them():
     bare = slot("x", "message").bare()
     with pytest.raises(InvalidRef, match="read"):

@@ -43,7 +43,8 @@ class Slot(msgspec.Struct, frozen=True, eq=False, gc=False):
     `data` holds the bytes while they are at hand: always for inline values, and for larger ones
     between their making and the append that stores them. It takes no part in equality. A small
     value that stands `apart` is a payload of its own all the same: inside a manifest, whose bytes
-    never change, only such a one can be erased.
+    never change, only such a one can be erased. `proof` has an id and the bytes it was computed
+    from: where they are these very ones nobody need compute it again.
     """
 
     id: str
@@ -53,6 +54,7 @@ class Slot(msgspec.Struct, frozen=True, eq=False, gc=False):
     data: bytes | None = None
     erased: Erased | None = None
     apart: bool = False
+    proof: tuple[str, bytes] | None = None
 
     def __eq__(self, other: object) -> bool:
         """Compare what a record says of the value; its bytes follow from its id."""
@@ -111,7 +113,14 @@ def slot_of_bytes(encoding: str, data: bytes, kind: str) -> Slot:
     """Return the slot of bytes that are encoded already."""
     if kind not in KINDS:
         raise InvalidRef(f"unknown payload kind {kind!r}; known are {', '.join(sorted(KINDS))}")
-    return Slot(digest_id(data), encoding, kind, len(data), data)
+    return _proven(encoding, data, kind)
+
+
+def _proven(encoding: str, data: bytes, kind: str) -> Slot:
+    payload_id = digest_id(data)
+    # Bytes that can change prove nothing for long.
+    proof = (payload_id, data) if type(data) is bytes else None
+    return Slot(payload_id, encoding, kind, len(data), data, proof=proof)
 
 
 def to_record(item: Slot) -> Record:
@@ -140,7 +149,7 @@ def from_record(record: Any) -> Slot:
     # Digests cover exactly these keys: any other would be a place for what nobody proved.
     if "$v" in record:
         data = _inline_bytes(record, encoding)
-        return Slot(digest_id(data), encoding, kind, len(data), data)
+        return _proven(encoding, data, kind)
     if len(record) != 4 + ("$erased" in record):
         raise InvalidRef(f"a ref has unknown keys: {sorted(record)}")
     size = record.get("size")
@@ -293,10 +302,15 @@ def size_error(item: Slot, size: int) -> InvalidRef:
 
 def check_bytes(item: Slot, data: bytes) -> bytes:
     """Return the bytes of a payload once their digest is proven; raise Corruption otherwise."""
-    if len(data) != item.size or digest_id(data) != item.id:
+    if len(data) != item.size or not (_is_proven(item, data) or digest_id(data) == item.id):
         raise Corruption(
             f"payload {item.id!r} does not match its id: run `holdfast verify` and restore it "
             "from an export",
             payload=item.id,
         )
     return data
+
+
+def _is_proven(item: Slot, data: bytes) -> bool:
+    proof = item.proof
+    return proof is not None and proof[0] is item.id and proof[1] is data
