@@ -68,7 +68,7 @@ def _best(words: list[str], environment: dict[str, str]) -> tuple[float, str]:
     for _ in range(RUNS):
         started = time.perf_counter()
         done = subprocess.run(
-            [sys.executable, "-m", "holdfast.cli", *words],
+            [sys.executable, "-m", "holdfast", *words],
             env=environment,
             capture_output=True,
             text=True,

@@ -16,7 +16,7 @@ from holdfast.cli.main import run as run_here
 from holdfast.core.errors import SessionNotFound
 from holdfast.stores.choose import open_store
 
-COMMAND = (sys.executable, "-m", "holdfast.cli")
+COMMAND = (sys.executable, "-m", "holdfast")
 SECONDS = 60
 DRIVING = {"run", "send", "resume", "demo"}
 

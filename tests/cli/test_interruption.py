@@ -7,6 +7,8 @@ import pty
 import re
 import shlex
 import signal
+import subprocess
+import sys
 
 import pytest
 from shells import COMMAND, cell, until
@@ -132,3 +134,18 @@ def test_a_copy_with_open_work_is_driven_once_it_is_taken_over(shell, verb):
     words = (*there, verb[0], "a", *verb[1:])
     assert shell.run(*words).returncode == 1
     assert shell.run(*words, "--takeover").stdout == ("1\n" if verb == ("resume",) else "2\n")
+
+
+def test_ctrl_c_while_the_command_is_loaded_ends_it_without_a_traceback():
+    code = (
+        "import os, runpy, signal, sys\n"
+        "class Interrupting:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'click':\n"
+        "            os.kill(os.getpid(), signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Interrupting())\n"
+        "sys.argv = ['holdfast', '--help']\n"
+        "runpy.run_module('holdfast', run_name='__main__')\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "error: interrupted\n")

@@ -208,7 +208,7 @@ class Demo:
             name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")
         }
         return await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "holdfast.cli", "--store", self.store, *words),
+            *(sys.executable, "-m", "holdfast", "--store", self.store, *words),
             stdout=PIPE,
             stderr=PIPE,
             cwd=self.place,
