@@ -274,7 +274,7 @@ async def test_a_lease_that_is_taken_at_once_is_one_of_two_who_ask(store):
 async def test_a_lease_taken_beside_slower_work_is_held_for_it_too(store):
     lease, _ = await start(store)
     await store.release(lease)
-    store._log._left.clear()
+    store._holdings._left.clear()
     first = store.acquire("talk")
     async with Hold(store):
         one = asyncio.create_task(first)

@@ -34,6 +34,7 @@ from holdfast.stores.port import (
 from holdfast.stores.sqlite import events, foreseen, leases, payloads, sessions
 from holdfast.stores.sqlite.database import SQL
 from holdfast.stores.sqlite.foreseen import Foreseen, Request
+from holdfast.stores.sqlite.holdings import Holdings
 from holdfast.stores.sqlite.sessions import SessionRow
 
 
@@ -53,9 +54,7 @@ class Log:
     def __init__(self, blobs: BlobStore) -> None:
         self._blobs = blobs
         self.states = events.States()
-        self.held: dict[str, int] = {}
-        """The epochs of the leases that are held here."""
-        self._left: dict[str, int] = {}
+        self.holdings = Holdings()
 
     def create(
         self,
@@ -88,10 +87,10 @@ class Log:
 
     def foresee_lease(self, session_id: str, owner: str) -> Foreseen | None:
         """Compute the lease of a session, where memory can tell that nobody drives it."""
-        if session_id in self.held:
+        if self.holdings.epoch(session_id) is not None:
             return None
         return foreseen.foresee_lease(
-            self.states.known(session_id), owner, self._left.get(session_id)
+            self.states.known(session_id), owner, self.holdings.left(session_id)
         )
 
     def realize(self, cursor: apsw.Cursor, items: Sequence[Foreseen]) -> list[Appended | Lease]:
@@ -99,18 +98,10 @@ class Log:
         foreseen.write(cursor, items)
         for item in items:
             if isinstance(item.done, Lease):
-                self.held[item.row.id] = item.done.epoch
+                self.holdings.take(item.done)
             else:
                 self.states.remember(item.row, item.done.state)
         return [item.done for item in items]
-
-    def leave(self, lease: Lease) -> None:
-        """Note that a lease was given back."""
-        if self.held.get(lease.session) == lease.epoch:
-            del self.held[lease.session]
-            if len(self._left) >= events.CACHED_STATES:
-                self._left.clear()
-            self._left[lease.session] = lease.epoch
 
     def append(self, request: Request, cursor: apsw.Cursor) -> Appended:
         """Append one batch, checked against the session's row."""

@@ -80,7 +80,7 @@ class SqliteSessionStore(SqliteReading):
         self._database = database
         self._connection = connection
         self._log = Log(blobs)
-        self._held = self._log.held
+        self._holdings = self._log.holdings
         self._tenants: dict[str, str] = {}
         self._closed = False
         owner = Owner(self._beat, lease_seconds=lease_seconds)
@@ -229,25 +229,23 @@ class SqliteSessionStore(SqliteReading):
         """Take the right to drive a session."""
         self._check(session_id)
         sign = None if self._owner.is_fresh() else self._owner.heartbeat()
-        before: list[int | None] = []
 
         def work(cursor: apsw.Cursor) -> Lease:
             row = sessions.find(cursor, session_id)
             if sign is not None:
                 leases.beat(cursor, sign)
             # A lease of ours that was never handed out is left from a commit that seemed to fail.
-            lost = row.owner == self.owner and row.epoch != self._held.get(session_id)
+            lost = row.owner == self.owner and row.epoch != self._holdings.epoch(session_id)
             if not lost:
                 leases.check_free(cursor, row)
             if row.imported and not takeover:
                 raise rows.imported_error(session_id)
             epoch = leases.next_epoch(row)
             cursor.execute(SQL["take_lease"], (self.owner, epoch, row.key))
-            # Known before the commit, so that another request in the same group finds it held.
-            before.append(self._held.get(session_id))
-            self._held[session_id] = epoch
             inbox = leases.waiting(cursor, row)
-            return Lease(session_id, self.owner, epoch, row.seq, inbox)
+            lease = Lease(session_id, self.owner, epoch, row.seq, inbox)
+            self._holdings.take(lease)
+            return lease
 
         def taken(_: Lease) -> None:
             if sign is not None:
@@ -259,10 +257,8 @@ class SqliteSessionStore(SqliteReading):
         try:
             return await self._writer.run(job)
         except StoreFailed:
-            if job.result is not None and self._held.get(session_id) == job.result.epoch:
-                del self._held[session_id]
-                if before and before[0] is not None:
-                    self._held[session_id] = before[0]  # given back in vain, in the same commit
+            if job.result is not None:
+                self._holdings.undo(job.result)
             raise
         except asyncio.CancelledError:
             if job.result is not None and job.error is None:
@@ -286,7 +282,7 @@ class SqliteSessionStore(SqliteReading):
         def work(cursor: apsw.Cursor) -> None:
             cursor.execute(SQL["release_lease"], (lease.session, lease.owner, lease.epoch))
 
-        await self._writer.run(Job(work, lease.session, lambda _: self._log.leave(lease)))
+        await self._writer.run(Job(work, lease.session, lambda _: self._holdings.leave(lease)))
 
     async def delete(self, session_id: str) -> None:
         """Delete a session that nobody drives."""
@@ -394,7 +390,7 @@ class SqliteSessionStore(SqliteReading):
 
         def end() -> None:
             self._owner.stop()
-            if self._held:
+            if self._holdings:
                 try:
                     self._writer.run_blocking(Job(self._leave))
                 except Exception:
@@ -409,7 +405,7 @@ class SqliteSessionStore(SqliteReading):
         cursor.execute(SQL["delete_owner"], (self.owner,))
 
     def _beat(self, sign: Heartbeat) -> None:
-        if self._held:
+        if self._holdings:
             self._writer.run_blocking(Job(lambda cursor: leases.beat(cursor, sign)))
             self._owner.stored(sign)
 
@@ -420,7 +416,7 @@ class SqliteSessionStore(SqliteReading):
         return partial(self._released, request.lease) if request.release else self._appended
 
     def _released(self, lease: Lease, done: Appended) -> None:
-        self._log.leave(lease)
+        self._holdings.leave(lease)
         self._wake(done.state)
 
     def _appended(self, done: Appended) -> None:
