@@ -167,6 +167,14 @@ def test_a_proof_counts_for_the_bytes_and_the_id_it_was_made_of_only():
         check_bytes(structs.replace(item, size=599), item.data)
 
 
+def test_nothing_of_an_erased_value_is_left_in_its_slot():
+    item = structs.replace(slot("secret", "message"), apart=True)
+    left = item.without(Erased("2026-01-01T00:00:00.000000Z", "gdpr"))
+    assert left == item
+    assert (left.data, left.proof, left.apart, left.erased.rule) == (None, None, True, "gdpr")
+    assert item.bare().proof is None
+
+
 def test_bytes_that_can_change_are_hashed_each_time():
     data = bytearray(b"x" * 600)
     item = slot_of_bytes("bytes", data, "message")

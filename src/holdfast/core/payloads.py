@@ -87,6 +87,10 @@ class Slot(msgspec.Struct, frozen=True, eq=False, gc=False):
             return self
         return Slot(self.id, self.encoding, self.kind, self.size, None, self.erased, self.apart)
 
+    def without(self, erased: Erased) -> Slot:
+        """Return what is left of the slot once its value is erased."""
+        return Slot(self.id, self.encoding, self.kind, self.size, None, erased, self.apart)
+
     def ref(self) -> Record:
         """Return the form that enters digests: the content id and what it takes to read it."""
         return {"$ref": self.id, "encoding": self.encoding, "kind": self.kind, "size": self.size}

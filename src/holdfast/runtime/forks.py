@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from msgspec import structs
-
 from holdfast.core.errors import HeadNotFound
 from holdfast.core.facts import HeadPublished, SessionStarted
 from holdfast.core.ids import check_content_id
@@ -56,7 +54,7 @@ async def fork_session(
     kept = [
         (
             role,
-            structs.replace(item, erased=erased[item.id], data=None) if item.id in erased else item,
+            item.without(erased[item.id]) if item.id in erased else item,
         )
         async for role, item in kept_messages(store, source, head.compact_from, head.range[1])
     ]

@@ -302,7 +302,7 @@ def slots_with_inner(
         if item.erased is not None:
             gone[item.id] = item
         elif item.id in marks and item.id not in said:
-            gone[item.id] = structs.replace(item, erased=Erased(*marks[item.id]))
+            gone[item.id] = item.without(Erased(*marks[item.id]))
         elif item.id not in payloads:
             raise Corruption(f"the import lacks payload {item.id!r}", payload=item.id)
         else:
@@ -361,8 +361,7 @@ def erase_item(item: InboxItem, payload_id: str, at: str, rule: str) -> InboxIte
     if not holds(item, payload_id):
         return item
     assert item.content is not None
-    content = structs.replace(item.content, data=None, erased=Erased(at, rule))
-    return replace(item, content=content)
+    return replace(item, content=item.content.without(Erased(at, rule)))
 
 
 def holds(item: InboxItem, payload_id: str) -> bool:
@@ -395,7 +394,7 @@ def _erase(part: Any, payload_id: str, mark: Erased) -> Any:
             item = from_record(part)
             if item.id != payload_id:
                 return part
-            return to_record(structs.replace(item, data=None, erased=mark))
+            return to_record(item.without(mark))
         new = {key: _erase(value, payload_id, mark) for key, value in part.items()}
         return part if all(new[key] is part[key] for key in part) else new
     if isinstance(part, list):
