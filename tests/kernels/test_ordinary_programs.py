@@ -129,6 +129,79 @@ CAREFUL = {
         "x.register(str, lambda a: 'text')\n(x(1), x('a'), x(None))",
         ("int", "text", "any"),
     ),
+    "parts of packages": (
+        "import urllib.parse, xml.etree.ElementTree, concurrent.futures, collections.abc\n"
+        "import email.utils as x\nimport json",
+        "import sys\n(urllib.parse.quote('a b'), xml.etree.ElementTree.fromstring('<a/>').tag,"
+        " concurrent.futures.Future.__name__, issubclass(list, collections.abc.Sequence),"
+        " x.parseaddr('A <a@b>')[1], json.dumps(1))",
+        ("a%20b", "a", "Future", True, "a@b", "1"),
+    ),
+    "a default that is an ellipsis": (
+        "from typing import Callable\ndef x(d, k, default=...):\n    if k in d: return d[k]\n"
+        "    if default is ...: return 'none given'\n    return default\n"
+        "def apply(f: Callable[..., int], t: tuple[int, ...]) -> int:\n    return f(*t)\n"
+        "class Money:\n    reply = NotImplemented\ny = [..., NotImplemented]",
+        "(x({}, 1), apply.__annotations__['t'] == tuple[int, ...],"
+        " Money.reply is NotImplemented, y[0] is ...)",
+        ("none given", True, True, True),
+    ),
+    "a counter with a constructor of its own": (
+        "from collections import Counter\nclass Inventory(Counter):\n"
+        "    def __init__(self, name, items=()):\n        self.name = name\n"
+        "        super().__init__(items)\nx = Inventory('main', ['apple'] * 3)\n"
+        "class Named(Counter):\n    pass\ny = Named('aab')\ny.who = 'ann'",
+        "(x.name, dict(x), x['none'], y.who, y.most_common(1))",
+        ("main", {"apple": 3}, 0, "ann", [("a", 2)]),
+    ),
+    "a dict that is its own attributes": (
+        "class AttrDict(dict):\n    def __init__(self, *args, **named):\n"
+        "        super().__init__(*args, **named)\n        self.__dict__ = self\n"
+        "x = AttrDict(a=1)\nx.b = AttrDict(c=2)\nclass Plain(dict):\n    pass\n"
+        "y = Plain(z=1)\ny.__dict__ = y",
+        "x.w = 5\ny.v = 6\n(x['w'], x.a, x.b.c, dict(y), type(x.b) is AttrDict)",
+        (5, 1, 2, {"z": 1, "v": 6}, True),
+    ),
+    "instances that share their attributes": (
+        "class Borg:\n    _state = {}\n    def __init__(self):\n"
+        "        self.__dict__ = self._state\nx, y = Borg(), Borg()\nx.seen = 1\n"
+        "class Own:\n    pass\nz = Own()\nz.a = 1\nheld = vars(z)",
+        "y.more = 2\nheld['b'] = 3\n(y.seen, x.more, Borg._state is vars(x), z.b)",
+        (1, 2, True, 3),
+    ),
+    "an enumeration that names its own values": (
+        "from enum import Enum, auto\nclass Named(str, Enum):\n"
+        "    def _generate_next_value_(name, start, count, last):\n        return name.lower()\n"
+        "class Level(Named):\n    HIGH = auto()\n",
+        "class Side(Named):\n    UP = auto()\n(Side.UP.value, Level.HIGH.value)",
+        ("up", "high"),
+    ),
+    "two statements that share a line": (
+        "x = lambda: 1; y = [\n    1, 2]; z = lambda: (\n    3)",
+        "(x(), y, z())",
+        (1, [1, 2], 3),
+    ),
+    "type variables": (
+        "from typing import Generic, TypeVar, TypeVarTuple\nA = TypeVar('A', covariant=True)\n"
+        "B = TypeVar('B', contravariant=True)\nC = TypeVar('C', int, str)\n"
+        "Ts = TypeVarTuple('Ts')\nclass x(Generic[A]):\n    pass",
+        "(repr(A), repr(B), repr(C), C.__constraints__ == (int, str), Ts.__name__,"
+        " x.__parameters__ == (A,))",
+        ("+A", "-B", "~C", True, "Ts", True),
+    ),
+    "attributes of a cached function": (
+        "import functools\n@functools.lru_cache(maxsize=3)\ndef x(n):\n    'Say.'\n"
+        "    return n\nx.calls = [1]",
+        "(x.calls, x(2), x.__doc__, x.cache_parameters()['maxsize'])",
+        ([1], 2, "Say.", 3),
+    ),
+    "bound methods of C": (
+        "import re\nx = [1]\nadd = x.append\nfind = re.compile('a+').findall\n"
+        "keys = dict.fromkeys\nup = 'ab'.upper\nfrom math import sqrt\n"
+        "class Own(list):\n    pass\no = Own()\nput = o.append",
+        "add(2)\nput(3)\n(x[-1], find('caat'), keys('a'), up(), sqrt(4), o[-1], type(o) is Own)",
+        (2, ["aa"], {"a": None}, "AB", 2.0, 3, True),
+    ),
 }
 
 
@@ -159,12 +232,54 @@ async def test_a_value_that_was_there_before_may_come_back(cpython: CpythonKerne
         "(list):\n    def __len__(self):\n        raise ValueError",
         ":\n    def __repr__(self):\n        raise SystemExit",
         ":\n    @property\n    def __class__(self):\n        return str",
+        ":\n    @property\n    def __class__(self):\n        raise ValueError",
+        "(metaclass=Unhashable):\n    pass",
+        "(metaclass=Hashing):\n    pass",
+        "(metaclass=Hiding):\n    pass",
     ],
 )
 async def test_odd_classes_do_not_cost_the_cell(cpython: CpythonKernel, body: str) -> None:
     driver = await KernelDriver.open(cpython)
-    await driver.value(f"class A{body}\na = A()\nkept = 1")
+    await driver.value(
+        "class Unhashable(type):\n    def __eq__(self, other):\n        return True\n"
+        "class Hashing(type):\n    def __hash__(self):\n        raise ValueError\n"
+        "class Hiding(type):\n    def __getattribute__(self, name):\n        raise ValueError"
+    )
+    result = await driver.run(f"class A{body}\nlm = a = A()\nb = [A()]\nkept = 1")
+    assert result.status == "ok"
     assert await driver.value("kept") == 1
+    assert await (await driver.reopen()).value("kept") == 1
+
+
+async def test_a_pool_that_is_lost_is_told_once_and_costs_no_later_cell(
+    cpython: CpythonKernel,
+) -> None:
+    driver = await KernelDriver.open(cpython)
+    first = await driver.run(
+        "from concurrent.futures import ThreadPoolExecutor\nimport queue\n"
+        "with ThreadPoolExecutor(2) as pool:\n    got = list(pool.map(abs, [-1]))\n"
+        "q = queue.Queue()"
+    )
+    assert {item.name for item in first.unrestorable} == {"pool", "q"}
+    assert (await driver.run("got")).unrestorable == ()
+    assert (await (await driver.reopen()).run("got")).unrestorable == ()
+
+
+async def test_a_thread_that_ends_while_the_namespace_is_kept_leaves_no_other_one(
+    cpython: CpythonKernel,
+) -> None:
+    driver = await KernelDriver.open(cpython)
+    await driver.value(
+        "import _thread, threading, time\nseen, go = [], []\nclass Late:\n"
+        "    def __getstate__(self):\n        go.append(1)\n"
+        "        while _thread._count():\n            time.sleep(0.001)\n        return {'a': 1}\n"
+        "def work():\n    while not go:\n        time.sleep(0.001)\n    seen.append('done')\n"
+        "threading.Thread(target=work, daemon=True).start()\nlate = Late()"
+    )
+    kept = driver.manifest
+    live = await driver.value("seen")
+    driver.manifest = kept
+    assert live == await (await driver.reopen()).value("seen")
 
 
 async def test_host_functions_may_be_wrapped_and_final_renamed(cpython: CpythonKernel) -> None:

@@ -92,6 +92,21 @@ async def test_a_running_cell_is_not_parked(cpython: CpythonKernel) -> None:
     assert await running == "done"
 
 
+async def test_a_cell_on_its_way_to_its_worker_is_not_parked(cpython: CpythonKernel) -> None:
+    driver = await KernelDriver.open(cpython)
+    await driver.run(
+        "class C:\n    def __setstate__(self, state):\n        self.b = 2\nc = C()\nc.a = 1"
+    )
+    for _ in range(4):
+        await driver.session.park()
+        running = asyncio.ensure_future(driver.value("c.b"))
+        for _ in range(50):  # moments of its way: before it has a worker, and while that starts
+            await asyncio.sleep(0.001)
+            if driver.session._run is None:
+                await driver.session.park()
+        assert await running == 2
+
+
 class Family:
     """Sessions that call sessions, as a runtime nests them."""
 

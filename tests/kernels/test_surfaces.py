@@ -87,7 +87,18 @@ def test_transient_text_is_asked_for_each_request_and_stands_in_no_stamp() -> No
 @pytest.mark.parametrize(
     "module",
     [
-        *("os", "json", "FINAL", "inspect", "lm", "holdfast", "class", "_private", "a.b"),
+        *(
+            "os",
+            "json",
+            "FINAL",
+            "CallError",
+            "inspect",
+            "lm",
+            "holdfast",
+            "class",
+            "_private",
+            "a.b",
+        ),
         *("two words", "\uff4f\uff53", "\uff26INAL"),
     ],
 )

@@ -374,6 +374,8 @@ class CpythonSession:
         """Give the worker back; a waiting cell is run again from its start when it is needed."""
         if self.worker is None or (self._run is not None and self.reclaim_cost is None):
             return
+        if self._run is None and self._using.locked():
+            return  # it is being made ready for a cell
         if self._run is not None:
             self.worker.kill(Parked("the worker was given back"))
         else:

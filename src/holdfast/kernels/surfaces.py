@@ -27,7 +27,7 @@ logger = logging.getLogger("holdfast.kernels")
 _EFFECTS = get_args(Effect)
 
 RESERVED_NAMES = frozenset(
-    {"FINAL", "inspect", "budget", "lm", "map_lm", "rlm", "map_rlm", "attach_rlm"}
+    {"FINAL", "CallError", "inspect", "budget", "lm", "map_lm", "rlm", "map_rlm", "attach_rlm"}
     | {"holdfast", "builtins", "site", "usercustomize", "sitecustomize"}
 )
 

@@ -13,6 +13,7 @@ from holdfast.kernels.worker.makers import (
     lru_cache_,
     new_type,
     parameters_,
+    several_,
     type_variable,
 )
 
@@ -26,11 +27,21 @@ def _lru_cache(value: Any) -> Any:
     # A checkpoint has no caches, and the worker that goes on must call what a restored one would.
     value.cache_clear()
     parameters = value.cache_parameters()
-    return lru_cache_, (value.__wrapped__, parameters["maxsize"], parameters["typed"])
+    made = (value.__wrapped__, parameters["maxsize"], parameters["typed"])
+    told = getattr(value.__wrapped__, "__dict__", {})
+    attributes = {
+        name: item
+        for name, item in vars(value).items()
+        if told.get(name) is not item and not (name.startswith("__") and name.endswith("__"))
+    }
+    return lru_cache_, made, attributes or None
 
 
 def _type_variable(value: Any) -> Any:
-    return type_variable, (value.__name__, value.__constraints__, value.__bound__)
+    made: tuple[Any, ...] = (value.__name__, value.__constraints__, value.__bound__)
+    if value.__covariant__ or value.__contravariant__:
+        made += (value.__covariant__, value.__contravariant__)
+    return type_variable, made
 
 
 def _forward(value: Any) -> Any:
@@ -56,6 +67,7 @@ RULES: dict[tuple[str, str], Callable[[Any], Any]] = {
     ("typing", "NewType"): lambda v: (new_type, (v.__name__, v.__supertype__)),
     ("typing", "ParamSpec"): lambda v: (parameters_, (v.__name__,)),
     ("typing", "TypeVar"): _type_variable,
+    ("typing", "TypeVarTuple"): lambda v: (several_, (v.__name__,)),
     # The cache of a `singledispatch` is one.
     ("weakref", "WeakKeyDictionary"): lambda v: (type(v), (dict(v),)),
     ("dataclasses", "_FIELD_BASE"): _dataclass_singleton,

@@ -177,11 +177,7 @@ def _static(cls: Any) -> Any:
 def set_instance(instance: Any, parts: tuple[Any, Any, Any]) -> None:
     """Give an instance its items and its state past what its class overrides (stored format)."""
     state, items, pairs = parts
-    base = _static(type(instance))
-    if items:
-        base.extend(instance, items)
-    for key, value in pairs or ():
-        base.__setitem__(instance, key, value)
+    _fill(instance, items, pairs)
     restore = getattr(type(instance), "__setstate__", None)
     if state is not None and restore is not None:
         restore(instance, state)
@@ -193,11 +189,33 @@ def set_instance(instance: Any, parts: tuple[Any, Any, Any]) -> None:
         object.__setattr__(instance, name, value)
 
 
-def type_variable(name: str, constraints: tuple[Any, ...], bound: Any) -> Any:
+def share_instance(instance: Any, parts: tuple[Any, Any, Any]) -> None:
+    """Give an instance its items, and attributes that others hold as well (stored format)."""
+    state, items, pairs = parts
+    _fill(instance, items, pairs)
+    object.__setattr__(instance, "__dict__", state)
+
+
+def _fill(instance: Any, items: Any, pairs: Any) -> None:
+    base = _static(type(instance))
+    if items:
+        base.extend(instance, items)
+    for key, value in pairs or ():
+        base.__setitem__(instance, key, value)
+
+
+def type_variable(
+    name: str,
+    constraints: tuple[Any, ...],
+    bound: Any,
+    covariant: bool = False,
+    contravariant: bool = False,
+) -> Any:
     """Make a type variable (stored format)."""
     import typing
 
-    return typing.TypeVar(name, *constraints, bound=bound)
+    variance = {"covariant": covariant, "contravariant": contravariant}
+    return typing.TypeVar(name, *constraints, bound=bound, **variance)
 
 
 def new_type(name: str, supertype: Any) -> Any:
@@ -230,6 +248,13 @@ def lru_cache_(function: Any, maxsize: int | None, typed: bool) -> Any:
     return functools.lru_cache(maxsize, typed)(function)
 
 
+def several_(name: str) -> Any:
+    """Make a variable for any number of types (stored format)."""
+    import typing
+
+    return typing.TypeVarTuple(name)
+
+
 def cached_property_(function: Any, name: str | None) -> Any:
     """Make a cached property (stored format)."""
     import functools
@@ -240,9 +265,21 @@ def cached_property_(function: Any, name: str | None) -> Any:
     return made
 
 
+def package_(name: str, *parts: str) -> Any:
+    """Import a package and those of its parts that were loaded (stored format)."""
+    from importlib import import_module
+
+    for part in parts:
+        try:
+            import_module(part)
+        except Exception:
+            continue  # made by hand, or gone: what uses it says so
+    return import_module(name)
+
+
 PLAIN_MAKERS = (
     *(marker, cell_, proxy_, class_, set_class, enum_, exception_, type_variable),
-    *(instance_, built_, set_instance, new_type, parameters_),
-    *(set_exception, set_enum, set_abstract, forward_),
-    *(lru_cache_, cached_property_, set_function),
+    *(instance_, built_, set_instance, share_instance, new_type, parameters_),
+    *(set_exception, set_enum, set_abstract, forward_, package_),
+    *(lru_cache_, cached_property_, set_function, several_),
 )

@@ -42,7 +42,6 @@ _LONGEST_NAME = 400  # as the host has it
 OWN_NAMES = frozenset(
     {"__name__", "__builtins__", "__doc__", "__loader__", "__spec__", "__package__", "__file__"}
 )
-_CONTAINERS = frozenset({list, tuple, dict})
 
 if TYPE_CHECKING:
     Piece = list[Any]
@@ -203,7 +202,7 @@ class Namespace:
             marked.clear()
             before = self.reduction.lost
             if name in failing:
-                value = Marker(type(value).__qualname__, failing[name])
+                value = Marker(render.qualname(type(value)), failing[name])
             try:
                 pickler.dump(value)
             except MemoryError:
@@ -282,7 +281,7 @@ class Namespace:
 
     def _reducible(self, value: Any) -> bool:
         """Tell whether a value itself is kept, though something inside it may not be."""
-        if isinstance(value, (list, dict, tuple, set, frozenset)):
+        if issubclass(type(value), (list, dict, tuple, set, frozenset)):
             return True
         count = len(self.reduction.marked)
         reduced = self.reduction.reduce(value)
@@ -307,7 +306,7 @@ class Namespace:
         alike = not self._halved
         for entry in entries:
             value = self.variables[entry["name"]] if entry["whole"] else None
-            if entry["whole"] and not isinstance(value, Marker):
+            if entry["whole"] and type(value) is not Marker:
                 made = Marker(*entry["marked"][0])
                 self.variables[entry["name"]] = made
                 self._last[entry["name"]] = (id(made), entry)
@@ -379,7 +378,8 @@ def _preview(value: Any) -> str:
         return render.bounded(value, PREVIEW)[0]
     except BaseException as error:
         # Its repr may exit, or print more than the cell may: that is no reason to lose the rest.
-        return f"<{type(value).__qualname__} whose repr raised {type(error).__name__}>"[:PREVIEW]
+        name = render.qualname(type(value))
+        return f"<{name} whose repr raised {type(error).__name__}>"[:PREVIEW]
 
 
 def _find_large(values: Any, found: dict[int, Any], budget: list[int], depth: int) -> None:
@@ -388,7 +388,7 @@ def _find_large(values: Any, found: dict[int, Any], budget: list[int], depth: in
         if kind is str or kind is bytes:
             if len(value) >= LARGE:
                 found[id(value)] = value
-        elif kind in _CONTAINERS and depth < 3 and budget[0] > 0:
+        elif (kind is dict or kind is list or kind is tuple) and depth < 3 and budget[0] > 0:
             inner = islice(value.values() if kind is dict else value, budget[0])
             budget[0] -= len(value)
             _find_large(inner, found, budget, depth + 1)

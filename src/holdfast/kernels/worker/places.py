@@ -16,6 +16,17 @@ def span(node: Any) -> tuple[int, int]:
     return begin, node.end_lineno
 
 
+def spans(tree: Any) -> list[tuple[int, int]]:
+    """Return the lines of the statements of a module; those that share a line go together."""
+    found: list[tuple[int, int]] = []
+    for begin, end in map(span, tree.body):
+        if found and begin <= found[-1][1]:
+            found[-1] = (found[-1][0], max(end, found[-1][1]))
+        else:
+            found.append((begin, end))
+    return found
+
+
 def codes(code: Any) -> Iterable[Any]:
     """Yield every code object inside of one, in order."""
     for constant in code.co_consts:

@@ -30,6 +30,7 @@ from holdfast.kernels.worker.makers import (
     exception_,
     instance_,
     marker,
+    package_,
     proxy_,
     set_abstract,
     set_class,
@@ -37,6 +38,7 @@ from holdfast.kernels.worker.makers import (
     set_exception,
     set_function,
     set_instance,
+    share_instance,
 )
 
 TYPE_CHECKING = False
@@ -67,12 +69,15 @@ class Reduction:
         self.engine: dict[str, Any] = {}
         self._statements: dict[str, list[tuple[int, int]]] = {}
         self._codes: dict[tuple[str, str, int], Any] = {}
-        self._careful: dict[type, bool] = {}
-        self._by_type: dict[type, Callable[[Any], Any]] = {
+        self._loaded: tuple[int, list[str]] = (0, [])
+        # By identity, as all types here: those of the model may not be hashable.
+        self._careful: dict[int, bool] = {}
+        rules: dict[type, Callable[[Any], Any]] = {
             types.FunctionType: self._function,
             types.CellType: lambda cell: (cell_, ()),
             types.ModuleType: self._module,
             types.CodeType: self._code,
+            types.BuiltinFunctionType: self._builtin,
             types.GeneratorType: self._mark("generators hold a running frame"),
             types.CoroutineType: self._mark("coroutines hold a running frame"),
             types.AsyncGeneratorType: self._mark("generators hold a running frame"),
@@ -86,6 +91,7 @@ class Reduction:
             Marker: self._kept_marker,
             HostFunction: lambda f: (self.host_function, (f._holdfast_path,)),
         }
+        self._by_type = {id(kind): rule for kind, rule in rules.items()}
         self._publish()
 
     def _publish(self) -> None:
@@ -108,15 +114,16 @@ class Reduction:
 
     def reduce(self, value: Any) -> Any:
         """Return how to make a value again; NotImplemented for a plain global name."""
-        if isinstance(value, type):
+        kind = type(value)  # what `isinstance` asks beside it may be code of the model
+        if issubclass(kind, type):
             return self._type(value)
         for name, held in self.engine.items():
             if held is value:
                 return self.engine_, (name,)
-        rule = self._by_type.get(type(value))
+        rule = self._by_type.get(id(kind))
         if rule is not None:
             return rule(value)
-        if isinstance(value, BaseException):
+        if issubclass(kind, BaseException):
             return self._exception(value)
         try:
             rule = library.RULES.get((type(value).__module__, type(value).__name__))
@@ -127,7 +134,8 @@ class Reduction:
         except Exception as error:
             return self._marker(_type_name(type(value)), _reason(error))
         if isinstance(reduced, str):
-            module = getattr(value, "__module__", None) or ""
+            # `...` and NotImplemented name no module.
+            module = getattr(value, "__module__", None) or "builtins"
             if module == MAIN or not _importable(module, reduced, value):
                 return self._marker(_type_name(type(value)), f"{reduced!r} cannot be imported")
             return reduced
@@ -143,13 +151,19 @@ class Reduction:
         arguments that it does not take.
         """
         cls = type(value)
-        careful = self._careful.get(cls)
+        careful = self._careful.get(id(cls))
         if careful is None:
-            careful = self._careful[cls] = _careful(cls)
+            careful = self._careful[id(cls)] = _careful(cls)
         maker, arguments, state, items, pairs = (*reduced, None, None, None)[:5]
-        if not careful or len(reduced) == 6 or maker not in (copyreg.__newobj__, cls):  # type: ignore[attr-defined]
+        made = maker is copyreg.__newobj__  # type: ignore[attr-defined]
+        # More references than those of the instance and of this reduction: others have it, too.
+        shared = state is value or (type(state) is dict and sys.getrefcount(state) > _REFERENCES)
+        shared = made and shared and _is_own_dict(value, state)
+        if len(reduced) == 6 or not (shared or (careful and (made or maker is cls))):
             return reduced
         parts = (state, None if items is None else list(items), None if pairs is None else [*pairs])
+        if shared:
+            return instance_ if careful else maker, arguments, parts, None, None, share_instance
         if maker is cls:
             if state is None:  # defaultdict forgets its attributes
                 attributes = getattr(cls, "__dictoffset__", 0) and vars(value)
@@ -191,7 +205,17 @@ class Reduction:
         name = module.__name__
         if sys.modules.get(name) is not module:
             return self._marker("module", f"{name!r} cannot be imported")
+        parts = self._parts(name) if "__path__" in vars(module) else ()
+        if parts:
+            return package_, (name, *parts)
         return __import__("importlib").import_module, (name,)
+
+    def _parts(self, package: str) -> list[str]:
+        """Return what was loaded of a package: `import a.b` makes `a.b` an attribute of `a`."""
+        if self._loaded[0] != len(sys.modules):
+            parts = sorted(name for name in sys.modules if "." in name and "._" not in name)
+            self._loaded = (len(sys.modules), parts)
+        return [name for name in self._loaded[1] if name.startswith(f"{package}.")]
 
     # Functions
 
@@ -219,6 +243,22 @@ class Reduction:
             "dict": function.__dict__ or None,
         }
         return maker, (*made, scope, cells), state, None, None, set_function
+
+    def _builtin(self, function: Any) -> Any:
+        """Reduce what is written in C; a method goes with the object that it is bound to."""
+        owner = function.__self__
+        if owner is None or type(owner) is types.ModuleType:
+            if _importable(function.__module__, function.__qualname__, function):
+                return NotImplemented
+            reason = f"{function.__qualname__!r} cannot be imported"
+            return self._marker(_type_name(type(function)), reason)
+        told, lost = len(self.marked), self.lost
+        reduced = self.reduce(owner)
+        del self.marked[told:]
+        self.lost = lost
+        if type(reduced) is tuple and reduced[0] is marker:
+            return self._marker(_type_name(type(function)), f"its {type(owner).__name__} is lost")
+        return getattr, (owner, function.__name__)
 
     def _code(self, code: Any) -> Any:
         made = self._source_of(code)
@@ -259,7 +299,7 @@ class Reduction:
                 tree: Any = compile("".join(lines), filename, "exec", 0x2400, True)
             except (SyntaxError, ValueError):
                 return None
-            spans = self._statements[filename] = [places.span(node) for node in tree.body]
+            spans = self._statements[filename] = places.spans(tree)
         return next((span for span in spans if span[0] <= first <= span[1]), None)
 
     def _compiled(self, text: str, filename: str, offset: int, flags: int) -> Any:
@@ -373,7 +413,7 @@ class Reduction:
             k: v
             for k, v in attributes.items()
             if k not in skipped
-            and (k == "_missing_" or not (k.startswith("_") and k.endswith("_") and "__" not in k))
+            and (k in _ENUM_HOOKS or not (k.startswith("_") and k.endswith("_") and "__" not in k))
         }
         if (
             not isinstance(attributes.get("__new__"), staticmethod)
@@ -386,6 +426,7 @@ class Reduction:
 
 
 _MEMBER = frozenset({"_value_", "_name_", "__objclass__", "_sort_order_", "_inverted_"})
+_ENUM_HOOKS = frozenset({"_missing_", "_generate_next_value_"})
 _ENUM_OWN = frozenset(
     {"__new__", "__new_member__", "__members__", "__reduce_ex__", "__class_getitem__"}
 )
@@ -407,12 +448,42 @@ class _Maker:
     __module__ = "_holdfast"
 
 
+def _is_own_dict(value: Any, state: Any) -> bool:
+    """Tell whether a state is where the instance of a model's class has its attributes."""
+    cls = type(value)
+    if cls.__module__ != MAIN or hasattr(cls, "__setstate__"):
+        return False
+    return object.__getattribute__(value, "__dict__") is state
+
+
+def _references() -> int:
+    """Count the references to the attributes of an instance that is being reduced."""
+
+    class Probe:
+        pass
+
+    probe: Any = Probe()
+    probe.attribute = 1
+    reduced: Any = probe.__reduce_ex__(5)
+    state = reduced[2]
+    return sys.getrefcount(state)
+
+
+_REFERENCES = _references()
+
+
 def _careful(cls: Any) -> bool:
     """Tell whether code of a class could run on an instance that has no attributes yet."""
     if cls.__module__ != MAIN:
         return False
     own: set[str] = set()
-    own.update(*(vars(base) for base in cls.__mro__ if base.__flags__ & HEAP_TYPE))
+    # What Counter gives for its subclasses leaves out their attributes and calls their `__init__`.
+    counter = getattr(sys.modules.get("collections"), "Counter", None)
+    for base in cls.__mro__:
+        if base.__flags__ & HEAP_TYPE:
+            own.update(vars(base))
+            if base is counter:
+                own -= {"__reduce__"}
     if own & {"__reduce__", "__reduce_ex__"}:
         return False
     risky = {"__getattr__", "__getattribute__"}

@@ -21,7 +21,8 @@ _OPEN: dict[type, tuple[str, str]] = {
     dict: ("{", "}"),
 }
 _SIZED = (str, bytes, bytearray, list, tuple, set, frozenset, dict)
-_UNSIZED = frozenset({int, float, bool, complex})
+# By identity: a type of the model may be unhashable, or say that it equals another.
+_BUILTIN = {id(cls): cls for cls in (*_SIZED, int, float, bool, complex)}
 _UNITS = {str: "characters", bytes: "bytes", bytearray: "bytes"}
 
 
@@ -32,9 +33,15 @@ class _Full(Exception):
 def kind_of(value: Any) -> str:
     """Return the type of a value and its true size, if it has one: `list of 3 items`."""
     cls = type(value)
-    if cls in _UNSIZED:
-        return cls.__name__
-    name = cls.__qualname__ if cls.__module__ in ("builtins", "__main__") else type_name(cls)
+    known = _BUILTIN.get(id(cls))
+    if known is not None and known not in _SIZED:
+        return known.__name__
+    name = qualname(cls)
+    try:
+        if cls.__module__ not in ("builtins", "__main__"):
+            name = type_name(cls)
+    except Exception:  # of its metaclass
+        name = qualname(cls)
     # Not by isinstance and len: a class of the model may say anything there, or raise.
     sized = next((base for base in _SIZED if issubclass(cls, base)), None)
     if sized is None:
@@ -44,6 +51,11 @@ def kind_of(value: Any) -> str:
     if unit is not None:
         return f"{name} of {size} {unit}"
     return f"{name} of {size} item{'' if size == 1 else 's'}"
+
+
+def qualname(cls: type) -> str:
+    """Return the name of a class, whatever its metaclass does about it."""
+    return str(type.__getattribute__(cls, "__qualname__"))
 
 
 def type_name(cls: type) -> str:
@@ -84,14 +96,14 @@ def text_excerpt(text: str, fit: int) -> tuple[str, str, int]:
 
 
 def _size(value: Any) -> int:
-    return len(value) + 2 if isinstance(value, (str, bytes, bytearray)) else 0
+    return len(value) + 2 if issubclass(type(value), (str, bytes, bytearray)) else 0
 
 
 def _tail(value: Any, budget: int) -> str:
-    cls = type(value)
+    cls = _BUILTIN.get(id(type(value)))
     if cls in (str, bytes, bytearray):
         return repr(value[-budget:])[-budget:]
-    if cls in (list, tuple) and value:
+    if (cls is list or cls is tuple) and value:
         parts: list[str] = []
         used = 1
         for item in _backwards(value):
@@ -120,12 +132,12 @@ def safe_repr(value: Any) -> str:
         text = repr(value)
         return text if type(text) is str else str.__str__(text)
     except Exception as error:
-        return f"<{type(value).__qualname__} whose repr raised {type(error).__name__}>"
+        return f"<{qualname(type(value))} whose repr raised {type(error).__name__}>"
 
 
 def _walk(value: Any, parts: list[str], budget: list[int], depth: int, above: set[int]) -> None:
-    cls = type(value)
-    if cls not in _OPEN or depth > 60:
+    cls = _BUILTIN.get(id(type(value)))
+    if cls is None or cls not in _OPEN or depth > 60:
         if cls in (str, bytes, bytearray) and len(value) > budget[0]:
             _put(repr(value[: budget[0] + 1]), parts, budget)
             raise _Full

@@ -260,6 +260,8 @@ class Worker:
         if self.final is not None:
             outcome["status"] = "final"
         repaired = self._repair()
+        # Before the dump: one that ends during it may have changed what was dumped already.
+        threads = _thread._count()
         # Whether a few files can be opened: nothing else closes what a cell has lost.
         has_room = _can_open(_ROOM_FILES - len(self._reserve), self.channel.incoming)
         if not has_room:
@@ -277,7 +279,7 @@ class Worker:
             "files": self.pins.files.reads,
             "repaired": repaired,
             "checkpoint": checkpoint,
-            "threads": _thread._count(),
+            "threads": max(threads, _thread._count()),
             "stale": self._stale or not has_room,
         }
         self.channel.send(message)
@@ -337,7 +339,7 @@ def _can_open(count: int, descriptor: int) -> bool:
 
 def _is_module(value: Any, name: str) -> bool:
     # `import inspect` binds a name of the engine; the engine's own object serves both.
-    return isinstance(value, types.ModuleType) and value.__name__ == name
+    return type(value) is types.ModuleType and value.__name__ == name
 
 
 def _failure(error: BaseException) -> str:
