@@ -176,6 +176,29 @@ CAREFUL = {
         "class Side(Named):\n    UP = auto()\n(Side.UP.value, Level.HIGH.value)",
         ("up", "high"),
     ),
+    "enumerations with a type of their own": (
+        "from dataclasses import dataclass\nfrom enum import Enum, IntEnum\n"
+        "class Coordinate(bytes, Enum):\n    def __new__(cls, value, label):\n"
+        "        made = bytes.__new__(cls, [value])\n        made._value_ = value\n"
+        "        made.label = label\n        return made\n"
+        "    PX = (0, 'P.X')\n    PY = (1, 'P.Y')\n"
+        "class Lang(str, Enum):\n    def __new__(cls, code, name):\n"
+        "        made = str.__new__(cls, code)\n        made._value_ = name\n        return made\n"
+        "    EN = ('en', 'English')\n@dataclass\nclass Data:\n    size: str\n    legs: int = 4\n"
+        "    def __hash__(self):\n        return 1\n"
+        "class Creature(Data, Enum):\n    BEETLE = 'small', 6\n    DOG = 'medium'\n"
+        "class Level(IntEnum):\n    LOW = 1\nclass Tone(str, Enum):\n    WARM = 'warm'",
+        "(Coordinate(1).label, bytes(Coordinate.PY), Lang.EN == 'en', Lang.EN.value,\n"
+        "    Creature.BEETLE.legs, Creature.DOG.size, Creature.DOG.value.legs, Level(1) + 1,\n"
+        "    Tone('warm') is Tone.WARM, [c.name for c in Creature])",
+        ("P.Y", b"\x01", True, "English", 6, "medium", 4, 2, True, ["BEETLE", "DOG"]),
+    ),
+    "flags that take what they do not know": (
+        "from enum import CONFORM, EJECT, Flag\nclass C(Flag, boundary=CONFORM):\n    A = 1\n"
+        "class E(Flag, boundary=EJECT):\n    A = 1\nclass S(Flag):\n    A = 1\n    B = 2",
+        "(C(7) is C.A, E(7), S(3) == S.A | S.B)",
+        (True, 7, True),
+    ),
     "two statements that share a line": (
         "x = lambda: 1; y = [\n    1, 2]; z = lambda: (\n    3)",
         "(x(), y, z())",
@@ -201,6 +224,33 @@ CAREFUL = {
         "class Own(list):\n    pass\no = Own()\nput = o.append",
         "add(2)\nput(3)\n(x[-1], find('caat'), keys('a'), up(), sqrt(4), o[-1], type(o) is Own)",
         (2, ["aa"], {"a": None}, "AB", 2.0, 3, True),
+    ),
+    "what is logged where": (
+        "import logging, sys\nlogging.basicConfig(\n"
+        "    level=logging.INFO, format='{message}', style='{', stream=sys.stdout)\n"
+        "log = logging.getLogger('app.db')\nlog.setLevel(logging.DEBUG)\nlog.propagate = False\n"
+        "log.addHandler(logging.StreamHandler())\nlogging.disable(5)",
+        "root, own = logging.root.handlers[0], log.handlers[0]\n"
+        "told = (logging.root.level, root.stream is sys.stdout, root.formatter._fmt,\n"
+        "    log.level, log.propagate, own.stream is sys.stderr, own.formatter,\n"
+        "    logging.root.manager.disable)\n"
+        "del root, own\ntold",
+        (20, True, "{message}", 10, False, True, None, 5),
+    ),
+    "which warnings are shown": (
+        "import warnings\nwarnings.filterwarnings('ignore', 'old .*', DeprecationWarning)\n"
+        "warnings.simplefilter('error', UserWarning)",
+        "try:\n    warnings.warn('now')\nexcept UserWarning:\n    told = 'raised'\n"
+        "warnings.warn('old thing', DeprecationWarning)\n"
+        "(told, warnings.filters[1][:1], warnings.filters[1][1].pattern)",
+        ("raised", ("ignore",), "old .*"),
+    ),
+    "surroundings": (
+        "import os, sys\nos.environ['MODE'] = 'test'\nos.environ.pop('PYTHONHASHSEED', None)\n"
+        "os.chdir('/usr')\nsys.path.append('/more')\nsys.set_int_max_str_digits(5000)",
+        "(os.environ.get('MODE'), os.getenv('PYTHONHASHSEED'), os.getcwd(), sys.path[-1],\n"
+        "    sys.get_int_max_str_digits())",
+        ("test", None, "/usr", "/more", 5000),
     ),
 }
 
@@ -413,3 +463,38 @@ async def test_a_class_that_ends_every_worker_which_restores_it_does_not_end_its
     assert await driver.value("(kept, x.n, y['in'].n)") == ([1], 2, 2)
     await driver.session.park()
     assert await driver.value("kept") == [1]
+
+
+async def test_what_is_logged_and_warned_of_is_so_in_the_next_worker_too(
+    cpython: CpythonKernel,
+) -> None:
+    driver = await KernelDriver.open(cpython)
+    await driver.run(
+        "import logging, sys, warnings\n"
+        "logging.basicConfig(level=logging.INFO, stream=sys.stdout)\n"
+        "warnings.filterwarnings('ignore')"
+    )
+    cell = "logging.info('hello')\nwarnings.warn('seen')"
+    live = await driver.run(cell)
+    restored = await (await driver.reopen()).run(cell)
+    assert restored.stdout.head == live.stdout.head == "INFO:root:hello\n"
+    assert restored.stderr.head == live.stderr.head == ""
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import os\nos.environ = None",
+        "import warnings\nwarnings.filters = [1]",
+        "import logging\nlogging.root = None",
+        "import os\nos.environ['BIG'] = 'x' * 100_000",
+        "import warnings\nclass Own(Warning):\n    pass\nwarnings.simplefilter('error', Own)",
+    ],
+)
+async def test_surroundings_that_cannot_be_kept_cost_no_cell(
+    cpython: CpythonKernel, code: str
+) -> None:
+    driver = await KernelDriver.open(cpython)
+    assert (await driver.run(f"kept = 1\n{code}")).status == "ok"
+    assert await driver.value("kept") == 1
+    assert await (await driver.reopen()).value("kept") == 1

@@ -78,6 +78,7 @@ class CheckpointPart(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     # Settings of the interpreter; 0 and nothing where they are as in every new worker.
     recursion_limit: Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)] = 0
     decimal: Annotated[str, msgspec.Meta(max_length=400)] = ""
+    surroundings: Annotated[str, msgspec.Meta(max_length=8000)] = ""
 
 
 class CallFrame(_Frame, tag="call", frozen=True):

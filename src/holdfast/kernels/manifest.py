@@ -67,6 +67,8 @@ class Chunks:
             record["recursion_limit"] = part.recursion_limit
         if part.decimal:
             record["decimal"] = part.decimal
+        if part.surroundings:
+            record["surroundings"] = part.surroundings
         self._sent.clear()
         self.stored = self._named
         self._variables = variables

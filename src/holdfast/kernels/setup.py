@@ -60,6 +60,7 @@ def load_command(
         "careful": careful,
         "recursion_limit": manifest.get("recursion_limit", 0),
         "decimal": manifest.get("decimal", ""),
+        "surroundings": manifest.get("surroundings", ""),
     }
 
 

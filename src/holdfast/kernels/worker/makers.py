@@ -116,16 +116,52 @@ def set_abstract(cls: Any, state: tuple[dict[str, Any], list[Any]]) -> None:
     set_class(cls, attributes)
 
 
-def enum_(meta: Any, name: str, bases: Any, given: dict[str, Any], members: dict[str, Any]) -> Any:
+def enum_(
+    meta: Any,
+    name: str,
+    bases: Any,
+    given: dict[str, Any],
+    members: dict[str, Any],
+    boundary: str | None = None,
+) -> Any:
     """Make an enumeration with its members (stored format)."""
     namespace = meta.__prepare__(name, bases)
     for key, item in given.items():
         namespace[key] = item
     for key, (value, _) in members.items():
         namespace[key] = value
-    cls = meta.__new__(meta, name, bases, namespace)
+    options = {} if boundary is None else {"boundary": __import__("enum").FlagBoundary[boundary]}
+    cls = meta.__new__(meta, name, bases, namespace, **options)
     for key, (_, attributes) in members.items():
         cls.__members__[key].__dict__.update(attributes)
+    return cls
+
+
+class _Member:
+    """What a member of an enumeration is made of: its value, and what its other type is."""
+
+    def __init__(self, value: Any, plain: tuple[Any, ...]) -> None:
+        self.value, self.plain = value, plain
+
+
+def mixed_enum_(
+    meta: Any, name: str, bases: Any, given: dict[str, Any], members: dict[str, Any], base: Any
+) -> Any:
+    """Make an enumeration whose members are not what its other type makes of their values.
+
+    Each is given as (value, arguments for the other type); no code of the class runs (stored
+    format).
+    """
+
+    def new(cls: Any, member: _Member) -> Any:
+        made = _static(base).__new__(cls, *member.plain)
+        made._value_ = member.value
+        return made
+
+    parts: dict[str, Any] = {key: (_Member(*item), {}) for key, item in members.items()}
+    hidden = {"__new__": new, "__init__": lambda self, *args: None}
+    cls = enum_(meta, name, bases, given | hidden, parts)
+    type.__delattr__(cls, "__init__")
     return cls
 
 
@@ -280,6 +316,6 @@ def package_(name: str, *parts: str) -> Any:
 PLAIN_MAKERS = (
     *(marker, cell_, proxy_, class_, set_class, enum_, exception_, type_variable),
     *(instance_, built_, set_instance, share_instance, new_type, parameters_),
-    *(set_exception, set_enum, set_abstract, forward_, package_),
+    *(set_exception, set_enum, set_abstract, forward_, package_, mixed_enum_),
     *(lru_cache_, cached_property_, set_function, several_),
 )

@@ -30,6 +30,7 @@ from holdfast.kernels.worker.makers import (
     exception_,
     instance_,
     marker,
+    mixed_enum_,
     package_,
     proxy_,
     set_abstract,
@@ -421,7 +422,16 @@ class Reduction:
         ):
             kept.pop("__new__", None)
         kept = {k: v for k, v in kept.items() if not _inherited_enum(cls, k, v)}
-        arguments = (type(cls), cls.__name__, cls.__bases__, given, members)
+        arguments: tuple[Any, ...] = (type(cls), cls.__name__, cls.__bases__, given)
+        plain = _plain_members(cls)
+        if plain is not None:
+            arguments += (plain, cls._member_type_)
+            return mixed_enum_, arguments, (kept, own), None, None, set_enum
+        boundary: Any = getattr(cls, "_boundary_", None)
+        if boundary is getattr(cls.__bases__[-1], "_boundary_", None):
+            arguments += (members,)
+        else:
+            arguments += (members, boundary.name)
         return enum_, arguments, (kept, own), None, None, set_enum
 
 
@@ -430,6 +440,27 @@ _ENUM_HOOKS = frozenset({"_missing_", "_generate_next_value_"})
 _ENUM_OWN = frozenset(
     {"__new__", "__new_member__", "__members__", "__reduce_ex__", "__class_getitem__"}
 )
+
+
+def _plain_members(cls: Any) -> dict[str, Any] | None:
+    """Return what members are made of where their values alone would make others."""
+    base = cls._member_type_
+    if base is object or not cls.__members__ or getattr(cls, "_boundary_", None) is not None:
+        return None
+    if base.__flags__ & HEAP_TYPE:
+        return {name: (member._value_, ()) for name, member in cls.__members__.items()}
+    made = {name: (m._value_, (_plain(base, m),)) for name, m in cls.__members__.items()}
+    try:
+        if all(base(value) == plain for value, (plain,) in made.values()):
+            return None
+    except Exception:
+        return made
+    return made
+
+
+def _plain(base: Any, member: Any) -> Any:
+    """Return a member as nothing but what its other type makes of it."""
+    return base.__str__(member) if base is str else base(member)
 
 
 class _Maker:

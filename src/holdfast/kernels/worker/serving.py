@@ -20,6 +20,7 @@ from holdfast.kernels.worker.namespace import Namespace
 from holdfast.kernels.worker.paging import Inspect
 from holdfast.kernels.worker.pins import Pins
 from holdfast.kernels.worker.reduction import Reduction
+from holdfast.kernels.worker.surroundings import Surroundings
 from holdfast.kernels.worker.wire import Channel, Shield
 
 TYPE_CHECKING = False
@@ -66,6 +67,7 @@ class Worker:
         self.reduction.error_type = self.bridge.error_type
         self.namespace = Namespace(self.variables, self.reduction, self.channel.send_chunk)
         self.stdout, self.stderr = Capture("<stdout>"), Capture("<stderr>")
+        self.surroundings = Surroundings({"stdout": self.stdout, "stderr": self.stderr})
         self.engine_names: dict[str, Any] = {}
         self.final: dict[str, Any] | None = None
         # Held by the thread that fixes the answer: the first one does.
@@ -106,6 +108,7 @@ class Worker:
         report = self._confine(command["policy"])
         self.pins.pin_process()
         self._offer(command)
+        self.surroundings.begin()
         self.channel.send({"kind": "opened", "confinement": report})
 
     def _confine(self, policy: dict[str, Any] | None) -> dict[str, Any] | None:
@@ -184,6 +187,7 @@ class Worker:
         lost = self.namespace.load(command["stored"], take, careful=careful)
         self.pins.restore(command["drawn"], command["random"])
         self.interpreter.restore(command["recursion_limit"], command["decimal"])
+        self.surroundings.restore(command["surroundings"])
         self.cells = command["cells"]
         self.channel.send({"kind": "loaded", "lost": lost})
 
@@ -203,6 +207,7 @@ class Worker:
         self._stale = not self.namespace.drop_unrestorable(dumped["variables"])
         drawn, random = self.pins.chance.drawn, self.pins.random_state()
         kept = {"cells": self.cells, "drawn": drawn, "random": random}
+        kept["surroundings"] = self.surroundings.text()
         return dumped | kept | self.interpreter.settings()
 
     def evaluate(self, command: dict[str, Any]) -> None:

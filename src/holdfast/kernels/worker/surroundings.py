@@ -1,0 +1,191 @@
+"""What a cell sets about its process and a later one relies on.
+
+The environment, the folder, where modules are looked for, which warnings are shown and what is
+logged where: a restored worker has them as they were. They are part of the checkpoint, as one text,
+where they are not what every worker begins with. The model may have put anything in the place of
+what is asked here, so whatever fails is left as it is.
+"""
+
+from __future__ import annotations
+
+import _warnings
+import os
+import sys
+from importlib import import_module
+
+from holdfast.kernels.worker.wire import dumps
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    _Get = Callable[[], Any]
+    _Tell = Callable[[Any], Any]
+    _Set = Callable[[Any], None]
+
+LONGEST = 8000  # as the host has it
+_STYLES = {"PercentStyle": "%", "StrFormatStyle": "{", "StringTemplateStyle": "$"}
+
+
+class Surroundings:
+    """The surroundings of this process, and what they were when its session began."""
+
+    def __init__(self, streams: dict[str, Any]) -> None:
+        self._streams = streams
+        # How each is got, told and set. Getting is quick: it is done after every cell.
+        self._parts: dict[str, tuple[_Get, _Tell, _Set]] = {
+            "environ": (_environ, lambda _: dict(os.environ), _set_environ),
+            "folder": (os.getcwd, str, os.chdir),
+            "path": (lambda: list(sys.path), list, _set_path),
+            "digits": (sys.get_int_max_str_digits, int, sys.set_int_max_str_digits),
+            "warnings": (_filters, lambda filters: [*map(_told, filters)], _set_filters),
+            "logging": (self._loggers, dict, self._set_loggers),
+        }
+        self._first: dict[str, Any] = {}
+
+    def begin(self) -> None:
+        """Remember what every worker of the session begins with."""
+        self._first = {name: get() for name, (get, _, _) in self._parts.items()}
+
+    def text(self) -> str:
+        """Return what the checkpoint keeps: nothing where all is as it was at the start."""
+        changed: dict[str, Any] = {}
+        for name, (get, tell, _) in self._parts.items():
+            try:
+                now = get()
+                if now != self._first[name]:
+                    changed[name] = tell(now)
+            except Exception:
+                continue
+        if not changed:
+            return ""
+        try:
+            text = dumps(changed).decode("utf-8")
+        except Exception:
+            return ""
+        return text if len(text) <= LONGEST else ""
+
+    def restore(self, text: str) -> None:
+        """Go on with the surroundings of a checkpoint."""
+        if not text:
+            return
+        import json
+
+        for name, value in json.loads(text).items():
+            try:
+                self._parts[name][2](value)
+            except Exception:
+                continue
+
+    # Logging
+
+    def _loggers(self) -> Any:
+        logging = sys.modules.get("logging")
+        if logging is None:
+            return {}
+        root = logging.root
+        told = {
+            name: self._logger(item)
+            for name, item in root.manager.loggerDict.items()
+            if type(item) is logging.Logger
+            and (item.level or item.handlers or item.disabled or not item.propagate)
+        }
+        if root.level != logging.WARNING or root.handlers or root.disabled:
+            told[""] = self._logger(root)
+        disabled = root.manager.disable
+        return {"loggers": told, "disabled": disabled} if told or disabled else {}
+
+    def _logger(self, logger: Any) -> list[Any]:
+        handlers = [self._handler(handler) for handler in logger.handlers]
+        kept = [handler for handler in handlers if handler is not None]
+        return [logger.level, logger.propagate, logger.disabled, kept]
+
+    def _handler(self, handler: Any) -> list[Any] | None:
+        logging = sys.modules["logging"]
+        stream = getattr(handler, "stream", None)
+        name = next((name for name, item in self._streams.items() if item is stream), None)
+        if type(handler) is not logging.StreamHandler or name is None:
+            return None
+        formatter = handler.formatter
+        if formatter is None:
+            return [name, handler.level, None]
+        style = _STYLES[type(formatter._style).__name__]
+        return [name, handler.level, [formatter._fmt, formatter.datefmt, style]]
+
+    def _set_loggers(self, value: Any) -> None:
+        import logging
+
+        logging.disable(value["disabled"])
+        for name, (level, propagate, disabled, handlers) in value["loggers"].items():
+            logger = logging.getLogger(name) if name else logging.root
+            logger.setLevel(level)
+            logger.propagate, logger.disabled = propagate, disabled
+            logger.handlers[:] = [self._made(*handler) for handler in handlers]
+
+    def _made(self, stream: str, level: int, formatter: Any) -> Any:
+        import logging
+
+        handler = logging.StreamHandler(self._streams[stream])
+        handler.setLevel(level)
+        if formatter is not None:
+            fmt, datefmt, style = formatter
+            handler.setFormatter(logging.Formatter(fmt, datefmt, style))
+        return handler
+
+
+def _environ() -> dict[Any, Any]:
+    data: dict[Any, Any] = os.environ._data  # type: ignore[attr-defined]
+    return data.copy()
+
+
+def _set_environ(value: dict[str, str]) -> None:
+    os.environ.clear()
+    os.environ.update(value)
+
+
+def _set_path(value: list[str]) -> None:
+    sys.path[:] = value
+
+
+def _filters() -> list[Any]:
+    module = sys.modules.get("warnings")
+    return list(_warnings.filters if module is None else module.filters)
+
+
+def _told(item: Any) -> list[Any]:
+    action, message, category, place, line = item
+    return [action, _pattern(message), _named(category), _pattern(place), line]
+
+
+def _pattern(value: Any) -> Any:
+    if value is None or isinstance(value, str):
+        return value
+    return [value.pattern, value.flags]
+
+
+def _named(category: type) -> list[str]:
+    return [category.__module__, category.__qualname__]
+
+
+def _set_filters(value: list[Any]) -> None:
+    import warnings
+
+    made = [
+        (action, _compiled(message), _category(*category), _compiled(place), line)
+        for action, message, category, place, line in value
+    ]
+    warnings.filters[:] = made  # type: ignore[index]
+    warnings._filters_mutated()  # type: ignore[attr-defined]
+
+
+def _compiled(value: Any) -> Any:
+    if not isinstance(value, list):
+        return value
+    import re
+
+    return re.compile(*value)
+
+
+def _category(module: str, name: str) -> Any:
+    return getattr(import_module(module), name)
