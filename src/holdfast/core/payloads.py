@@ -37,14 +37,21 @@ class Erased:
     rule: str
 
 
+class Proof(msgspec.Struct, frozen=True, gc=False):
+    """An id and the bytes that it was computed from, here and now."""
+
+    id: str
+    data: bytes
+
+
 class Slot(msgspec.Struct, frozen=True, eq=False, gc=False):
     """One value as a record refers to it.
 
     `data` holds the bytes while they are at hand: always for inline values, and for larger ones
     between their making and the append that stores them. It takes no part in equality. A small
     value that stands `apart` is a payload of its own all the same: inside a manifest, whose bytes
-    never change, only such a one can be erased. `proof` has an id and the bytes it was computed
-    from: where they are these very ones nobody need compute it again.
+    never change, only such a one can be erased. Where the `proof` is of this very id and these very
+    bytes nobody need compute it again.
     """
 
     id: str
@@ -54,7 +61,7 @@ class Slot(msgspec.Struct, frozen=True, eq=False, gc=False):
     data: bytes | None = None
     erased: Erased | None = None
     apart: bool = False
-    proof: tuple[str, bytes] | None = None
+    proof: Proof | None = None
 
     def __eq__(self, other: object) -> bool:
         """Compare what a record says of the value; its bytes follow from its id."""
@@ -83,7 +90,7 @@ class Slot(msgspec.Struct, frozen=True, eq=False, gc=False):
 
     def bare(self) -> Slot:
         """Return the slot without its bytes."""
-        if self.data is None:
+        if self.data is None and self.proof is None:
             return self
         return Slot(self.id, self.encoding, self.kind, self.size, None, self.erased, self.apart)
 
@@ -121,10 +128,9 @@ def slot_of_bytes(encoding: str, data: bytes, kind: str) -> Slot:
 
 
 def _proven(encoding: str, data: bytes, kind: str) -> Slot:
+    data = bytes(data)  # what can change proves nothing for long
     payload_id = digest_id(data)
-    # Bytes that can change prove nothing for long.
-    proof = (payload_id, data) if type(data) is bytes else None
-    return Slot(payload_id, encoding, kind, len(data), data, proof=proof)
+    return Slot(payload_id, encoding, kind, len(data), data, proof=Proof(payload_id, data))
 
 
 def to_record(item: Slot) -> Record:
@@ -317,4 +323,4 @@ def check_bytes(item: Slot, data: bytes) -> bytes:
 
 def _is_proven(item: Slot, data: bytes) -> bool:
     proof = item.proof
-    return proof is not None and proof[0] is item.id and proof[1] is data
+    return type(proof) is Proof and proof.id is item.id and proof.data is data

@@ -70,6 +70,11 @@ class Feed:
             self._start_polling()
         return item
 
+    @property
+    def is_hinting(self) -> bool:
+        """Tell whether anybody follows every session."""
+        return bool(self._hinted)
+
     def wake(self, session_id: str, seq: int) -> None:
         """Say that a session has moved; callable from any thread, never blocks."""
         if not self._following and not self._hinted:

@@ -60,6 +60,7 @@ from holdfast.stores.port import (
 INBOX_KINDS = frozenset(get_args(InputKind))
 _ASKED_ENCODINGS = ENCODINGS - {"manifest"}
 LARGEST = 2**62
+LONGEST_GRACE = 1e10
 """No position or count is larger; sums of two still fit into 64 bits."""
 
 
@@ -71,11 +72,22 @@ def check_page(
         raise InvalidInput(f"{types!r} is one type; pass a list of them")
     check_texts("type of event", *(types or ()))
     end = 1 if before is None else before
-    if not (0 <= after <= LARGEST and 1 <= end <= LARGEST and 1 <= limit <= LARGEST):
+    whole = all(type(bound) is int for bound in (after, end, limit))
+    if not (whole and 0 <= after <= LARGEST and 1 <= end <= LARGEST and 1 <= limit <= LARGEST):
         raise InvalidInput(
-            f"no page is after {after}, before {before} with limit {limit}; bounds are exclusive, "
-            "start at 0, the limit is at least 1 and none is beyond 2**62"
+            f"no page is after {after!r}, before {before!r} with limit {limit!r}; bounds are whole "
+            "numbers, exclusive, start at 0, the limit is at least 1 and none is beyond 2**62"
         )
+
+
+def check_grace(seconds: float) -> float:
+    """Return the grace of a collection; refuse what is no span of time."""
+    if type(seconds) not in (int, float) or not -LONGEST_GRACE <= seconds <= LONGEST_GRACE:
+        raise InvalidInput(
+            f"a grace of {seconds!r} seconds is no span of time; pass a number up to "
+            f"{LONGEST_GRACE:g}"
+        )
+    return seconds
 
 
 def check_filter(where: SessionFilter | None) -> None:
@@ -182,7 +194,9 @@ def check_draft(draft: InboxDraft) -> None:
     if draft.content is not None and draft.content.data is None:
         raise InvalidInput(f"the content of inbox item {draft.key!r} comes without its bytes")
     if draft.content is not None and (
-        draft.content.encoding not in _ASKED_ENCODINGS or draft.content.kind not in KINDS
+        draft.content.encoding not in _ASKED_ENCODINGS
+        or draft.content.kind not in KINDS
+        or type(draft.content.size) is not int
     ):
         # What a manifest leads to is proven by appends alone.
         raise InvalidRef(f"{draft.content!r} is no value that an inbox item can hold")
@@ -392,7 +406,7 @@ def _erase(part: Any, payload_id: str, mark: Erased) -> Any:
     if isinstance(part, dict):
         if is_slot(part):
             item = from_record(part)
-            if item.id != payload_id:
+            if item.id != payload_id or item.erased is not None:
                 return part
             return to_record(item.without(mark))
         new = {key: _erase(value, payload_id, mark) for key, value in part.items()}

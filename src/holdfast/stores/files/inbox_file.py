@@ -22,9 +22,10 @@ from holdfast.stores.port import InboxItem
 
 @dataclass(slots=True)
 class Inbox:
-    """The items read so far; `end` is the byte behind the last of them."""
+    """The items read so far; `end` is the byte behind the last of them, `size` the file's."""
 
     items: dict[str, InboxItem] = field(default_factory=dict)
+    size: int = 0
     end: int = 0
     torn: int = 0
 
@@ -50,8 +51,8 @@ class InboxFile:
     def read(self) -> Inbox:
         """Return all items, as if none were consumed."""
         inbox = Inbox()
-        size = self.size()
-        data = self.disk.read(self.path, 0, size) if size else b""
+        # At once: what an erasure puts in its place meanwhile has another size.
+        data = self.disk.read(self.path) if self.size() else b""
         *texts, rest = data.split(b"\n")
         for number, text in enumerate(texts, 1):
             try:
@@ -67,7 +68,7 @@ class InboxFile:
                 ) from error
             inbox.items[item.key] = item
             inbox.end += len(text) + 1
-        inbox.torn = len(data) - inbox.end
+        inbox.size, inbox.torn = len(data), len(data) - inbox.end
         return inbox
 
 

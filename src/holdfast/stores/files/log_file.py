@@ -185,7 +185,9 @@ class LogFile:
         for _ in range(READ_ATTEMPTS):
             before = self._rewrites()
             try:
-                return read()
+                result = read()
+                if self._rewrites() == before:
+                    return result
             except _Moved:
                 continue
             except Corruption:

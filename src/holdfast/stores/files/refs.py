@@ -58,7 +58,7 @@ class Refs:
             if left:
                 contents = self._inbox.read().contents()
                 # An erasure takes contents out of the inbox: what is there came afterwards.
-                self._erased.difference_update(content.id for content in contents)
+                self._erased.difference_update(c.id for c in contents if not c.inline)
                 self._learn(contents)
                 left -= self._known
             if left:
@@ -105,7 +105,9 @@ class Refs:
                 return
 
     def _learn_line(self, batch: BatchLine) -> None:
-        self._erased.difference_update(batch.restores)
+        if not self._erased.isdisjoint(batch.restores):
+            self._erased.difference_update(batch.restores)
+            self._opened.clear()  # one that was opened may lead to what counts again
         self._learn(slots_of_line(batch))
         self._known.update(batch.restores)
 

@@ -134,13 +134,12 @@ class FilesSessionStore:
         release: bool = False,
     ) -> Appended:
         """Append one atomic batch."""
-        given = tuple(payloads)
+        # Read once, as iterators can be: they are looked at more than once below.
+        batch, given = (tuple(facts), head, tuple(edges), tuple(consumes)), tuple(payloads)
 
         def work(files: SessionFiles) -> Appended:
             source = self._source(adopt_from)
-            request = writes.Request(
-                lease, after_seq, facts, head, edges, consumes, given, source, release
-            )
+            request = writes.Request(lease, after_seq, *batch, given, source, release)
             done = writes.append(files, request)
             if done.inbox is not None:
                 self._forget(lease)
@@ -256,7 +255,8 @@ class FilesSessionStore:
     def subscribe_all(self) -> HintSubscription:
         """Follow all sessions by hints."""
         self._owner.check_process()
-        self._watch.restart()
+        if not self._feed.is_hinting:
+            self._watch.restart()
         return self._feed.subscribe_all()
 
     def notify(self, item: Transient) -> None:
@@ -288,9 +288,10 @@ class FilesSessionStore:
     ) -> GcReport:
         """Remove payloads that no session refers to."""
         self._owner.check_process()
+        grace = rows.check_grace(grace_seconds)
         return await self._threads.write(
             "collecting payloads",
-            lambda: sweep.sweep(self._place, self._files, dry_run, grace_seconds),
+            lambda: sweep.sweep(self._place, self._files, dry_run, grace),
         )
 
     async def import_log(
@@ -378,8 +379,6 @@ class FilesSessionStore:
         if marks.holds((tenant, payload_id)):
             return True
         return any(
-            files.tenant() == tenant
-            and payload_id in files.grants.read()
-            and payload_id not in files.log.header().erased
+            files.tenant() == tenant and payload_id in files.grants.read()
             for files in map(self._files, marks.used)
         )

@@ -45,17 +45,17 @@ def load(log: LogFile, inbox: InboxFile, known: Iterable[Tip | None], *, lenient
     tip = next((t for t in known if t is not None and holds(log, t, size)), None)
     tip, consumed = _fold_lines(log, tip or Tip(empty(log.session)), size, lenient)
     # The inbox is read after the log, so whatever the log consumed is in it.
-    inbox_size = inbox.size()
-    if inbox_size == tip.inbox_size:
+    if inbox.size() == tip.inbox_size:
         return replace(tip, pending=tip.pending - consumed) if consumed else tip
     try:
-        keys = list(inbox.read().items)
+        found = inbox.read()
     except Corruption:
         if not lenient:
             raise
         return tip
+    keys = list(found.items)
     pending = (tip.pending | frozenset(keys[tip.inbox_items :])) - consumed
-    return replace(tip, pending=pending, inbox_items=len(keys), inbox_size=inbox_size)
+    return replace(tip, pending=pending, inbox_items=len(keys), inbox_size=found.size)
 
 
 def unreadable(session_id: str) -> Tip:

@@ -51,8 +51,9 @@ class Watch:
                 sizes = self._sizes(files)
                 if self._seen.get(name) == sizes or (watched is None and self._is_old(files, name)):
                     continue
+                seq = files.shown_tip().state.seq
                 self._seen[name] = sizes
-                yield name, files.shown_tip().state.seq
+                yield name, seq
             except FileNotFoundError:
                 if self._seen.get(name) != _GONE:
                     self._seen[name] = _GONE

@@ -112,6 +112,9 @@ class MemoryBank:
         for item in reach:
             if item.erased is not None:
                 continue
+            if item.id in batch.payloads:
+                check_size(item, batch.payloads[item.id].size)
+                continue
             if item.id in log.refs and (tenant, item.id) in self.payloads:
                 pass
             elif item.id in log.erased:
@@ -155,7 +158,7 @@ class MemoryBank:
         slots += [item.content for item in log.inbox.values() if item.content is not None]
         reach = Reach(slots)
         for item in reach:
-            if item.erased is None:
+            if item.erased is None and not (item.id in log.erased and item.id not in log.refs):
                 found.add(item.id)
                 kept = self.payloads.get((tenant, item.id))
                 if kept is not None:

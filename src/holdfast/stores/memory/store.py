@@ -120,6 +120,7 @@ class MemorySessionStore:
         release: bool = False,
     ) -> Appended:
         """Append one atomic batch."""
+        facts, edges, consumes = tuple(facts), tuple(edges), tuple(consumes)
         with self._locked():
             log = self.bank.log(lease.session)
             self.bank.check_lease(log, lease)
@@ -340,7 +341,7 @@ class MemorySessionStore:
     ) -> GcReport:
         """Remove payloads that no session refers to."""
         with self._locked():
-            orphans = self.bank.orphans(grace_seconds)
+            orphans = self.bank.orphans(rows.check_grace(grace_seconds))
             kept = len(self.bank.payloads) - len(orphans)
             if not dry_run:
                 for tenant, payload_id in orphans:

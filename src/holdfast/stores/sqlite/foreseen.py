@@ -91,6 +91,8 @@ def foresee(known: tuple[SessionRow, State] | None, request: Request) -> Foresee
     row, state = known
     if state.seq != request.after_seq or len(request.consumes) > 1:
         return None
+    if type(request.lease.epoch) is not int:
+        return None  # SQLite would take the text of a number for it
     try:
         for key in request.consumes:
             check_key(key, "inbox key")

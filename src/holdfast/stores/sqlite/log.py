@@ -137,11 +137,12 @@ class Log:
         source: SessionRow | None,
         before: State,
     ) -> None:
+        loose = batch.loose
         if len(batch.refs) > len(batch.payloads):
-            payloads.prove(cursor, self._blobs, row, batch, source, before)
+            loose -= payloads.prove(cursor, self._blobs, row, batch, source, before)
         if batch.payloads:
             given = batch.payloads.values()
-            payloads.keep(cursor, self._blobs, row, given, used=True, loose=batch.loose)
+            payloads.keep(cursor, self._blobs, row, given, used=True, loose=loose)
         events.insert(cursor, row.key, batch.events)
         if snapshots.is_due(batch.events[0].seq - 1, batch.state.seq):
             events.take_snapshot(cursor, row.key, batch.state)

@@ -158,23 +158,23 @@ def prove(
     batch: Batch,
     source: SessionRow | None,
     before: State,
-) -> None:
-    """Check that every payload referred to without bytes is here and may be referred to."""
+) -> set[str]:
+    """Check that every payload referred to without bytes is here and may be referred to.
+
+    Return those that come with the append and that a manifest stored before leads to.
+    """
+    brought: set[str] = set()
     reach = Reach(item for item in batch.refs.values() if item.id not in batch.payloads)
     for item in reach:
         if item.erased is not None:
             continue
-        found = find(cursor, row, item.id)
-        if found is None or found.used is None:
-            erasure = _erasure(cursor, row, item.id)
-            if erasure is not None and item.id in batch.refs:
-                raise rows.erased_error(item.id, *erasure)
-            if erasure is not None:
-                continue  # a manifest is not rewritten when a part of it is erased
+        if item.id in batch.payloads:
+            check_size(item, batch.payloads[item.id].size)
+            brought.add(item.id)
+            continue
+        found = _standing(cursor, row, item, batch, source)
         if found is None:
-            raise rows.foreign_error(row.id, item.id)
-        if found.used is None and not _may_adopt(cursor, row, source, found.key):
-            raise rows.foreign_error(row.id, item.id)
+            continue  # a manifest is not rewritten when a part of it is erased
         if found.in_file and not blobs.has(row.tenant, item.id):
             raise rows.missing_error(row.id, item.id)
         check_size(item, found.size)
@@ -184,6 +184,24 @@ def prove(
             continue
         if item.encoding == "manifest":
             reach.follow(item, data_of(cursor, blobs, row, item.id, found))
+    return brought
+
+
+def _standing(
+    cursor: apsw.Cursor, row: SessionRow, item: Slot, batch: Batch, source: SessionRow | None
+) -> Found | None:
+    """Return a payload that a session may refer to, None for an erased part of a manifest."""
+    found = find(cursor, row, item.id)
+    if found is not None and found.used is not None:
+        return found
+    erasure = _erasure(cursor, row, item.id)
+    if erasure is not None:
+        if item.id in batch.refs:
+            raise rows.erased_error(item.id, *erasure)
+        return None
+    if found is None or not _may_adopt(cursor, row, source, found.key):
+        raise rows.foreign_error(row.id, item.id)
+    return found
 
 
 def _may_adopt(
@@ -216,7 +234,7 @@ def mark_erased(cursor: apsw.Cursor, row: SessionRow, item: Slot) -> None:
     """Note an erasure that a log brings along."""
     if item.erased is not None:
         mark = (row.key, raw(item.id), item.erased.at, item.erased.rule)
-        cursor.execute(SQL["insert_erasure"], mark)
+        cursor.execute(SQL["put_erasure"], mark)
 
 
 def readable(cursor: apsw.Cursor, row: SessionRow, payload_id: str) -> Found:

@@ -239,9 +239,6 @@ ORDER BY p.key LIMIT ?4
 -- name: count_payloads
 SELECT count(*) FROM payloads
 
--- name: insert_erasure
-INSERT INTO erasures (session, payload, at, rule) VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING
-
 -- name: put_erasure
 INSERT INTO erasures (session, payload, at, rule) VALUES (?, ?, ?, ?)
 ON CONFLICT DO UPDATE SET at = excluded.at, rule = excluded.rule

@@ -11,6 +11,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -171,9 +172,9 @@ class SqliteSessionStore(SqliteReading):
     ) -> Appended:
         """Append one atomic batch."""
         session_id = self._check(lease.session)
-        request = Request(
-            lease, after_seq, facts, head, edges, consumes, tuple(payloads), adopt_from, release
-        )
+        # Read once, as iterators can be: they are looked at more than once below.
+        batch = (tuple(facts), head, tuple(edges), tuple(consumes), tuple(payloads))
+        request = Request(lease, after_seq, *batch, adopt_from, release)
         ahead = self._log.foresee(request)
         if ahead is None:
             return await self._append_unforeseen(request)
@@ -280,7 +281,10 @@ class SqliteSessionStore(SqliteReading):
         self._check(lease.session)
 
         def work(cursor: apsw.Cursor) -> None:
-            cursor.execute(SQL["release_lease"], (lease.session, lease.owner, lease.epoch))
+            if type(lease.epoch) is not int:
+                return  # SQLite would take the text of a number for it
+            with suppress(TypeError, OverflowError, UnicodeEncodeError):  # none that anybody holds
+                cursor.execute(SQL["release_lease"], (lease.session, lease.owner, lease.epoch))
 
         await self._writer.run(Job(work, lease.session, lambda _: self._holdings.leave(lease)))
 
@@ -318,7 +322,7 @@ class SqliteSessionStore(SqliteReading):
     ) -> GcReport:
         """Remove payloads that no session refers to and that are older than the grace."""
         self._owner.check_process()
-        before = time.time() - grace_seconds
+        before = time.time() - rows.check_grace(grace_seconds)
         cutoff = int(before * 1000)
         gone: list[collector.Orphan] = []
         dead: list[collector.StaleRef] = []

@@ -288,3 +288,28 @@ class AppendContract(ContractPlace):
         await driver.say("later work goes on")
         live = await view(store, "s-1")
         assert await view(await place.reopen(store), "s-1") == live
+
+    @pytest.mark.parametrize("size", [10, 100_000])
+    async def test_what_is_appended_may_come_from_iterators(
+        self, place: Place, store: SessionStore, size: int
+    ) -> None:
+        driver = await drive(store)
+        other = await drive(store, "s-2")
+        await store.put_inbox("s-1", InboxDraft("k", "message"))
+        fact = driver.message("m" * size)
+        head = "sha256:" + "0" * 64
+        edge = EdgeDraft(type="derivation", from_session="s-2", to_session="s-1", to_head=head)
+        done = await store.append(
+            driver.lease,
+            1,
+            (one for one in [fact]),  # type: ignore[arg-type]
+            edges=iter([edge]),  # type: ignore[arg-type]
+            consumes=iter(["k"]),  # type: ignore[arg-type]
+        )
+        assert [event.type for event in done.events] == ["message.appended", "lineage.added"]
+        assert await store.list_inbox("s-1") == []
+        with pytest.raises(InvalidInput, match="at least one event"):
+            await store.append(other.lease, 1, iter(()))  # type: ignore[arg-type]
+        for handle in (store, await place.open()):
+            assert (await verify(handle, "s-1")).ok
+            assert len(await handle.read_events("s-1")) == 3

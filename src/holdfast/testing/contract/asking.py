@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from msgspec import structs
 
 from holdfast.core.errors import (
     InboxConflict,
@@ -269,4 +270,7 @@ class InboxContract(ContractPlace):
         bare = slot(BIG, "message").bare()
         with pytest.raises((InvalidInput, InvalidRef)):
             await store.put_inbox("s-1", InboxDraft("k", "message", content=bare))
+        odd = structs.replace(slot(BIG, "message"), size=float(len(BIG)))
+        with pytest.raises(InvalidRef):
+            await store.put_inbox("s-1", InboxDraft("k", "message", content=odd))
         assert await store.list_inbox("s-1") == []

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from holdfast.core import facts
-from holdfast.core.errors import InvalidId, InvalidInput, InvalidRecord, InvalidRef
+from holdfast.core.errors import InvalidId, InvalidInput, InvalidRecord, InvalidRef, LeaseLost
 from holdfast.core.heads import EdgeDraft
 from holdfast.core.payloads import slot, slot_of_bytes
 from holdfast.stores.port import InboxDraft, Lease, SessionFilter, SessionStore, Transient
@@ -201,3 +201,15 @@ class HostileContract(ContractPlace):
         for handle in (store, await place.open()):
             assert (await handle.load_state("s-1")).seq == 2
             assert (await verify(handle, "s-1")).ok
+
+    @pytest.mark.parametrize("owner", [None, "\ud800", "o-none", 5])
+    @pytest.mark.parametrize("epoch", ["1", 2, 2**70, None])
+    async def test_a_lease_that_is_none_drives_nothing_and_gives_nothing_back(
+        self, store: SessionStore, owner: Any, epoch: Any
+    ) -> None:
+        driver = await drive(store)
+        for forged in (Lease("s-1", owner, driver.lease.epoch), replace(driver.lease, epoch=epoch)):
+            with pytest.raises(LeaseLost):
+                await store.append(forged, 1, [driver.message("x")])
+            await store.release(forged)
+        await driver.say("still mine")

@@ -12,6 +12,7 @@ from holdfast.core.errors import (
     Corruption,
     InvalidInput,
     InvalidRef,
+    PayloadNotFound,
     SessionNotFound,
 )
 from holdfast.core.heads import HeadDraft
@@ -348,3 +349,95 @@ class PayloadContract(ContractPlace):
         await store.delete("one")
         await store.gc(grace_seconds=0)
         assert await store.get_payload("two", content.id) == content.data
+
+    async def test_a_manifest_erased_and_said_again_inside_another_is_whole(
+        self, place: Place, store: SessionStore
+    ) -> None:
+        part = text_of(3000, "p")
+        inner = manifest({"x": to_record(part)}, "message")
+        outer = manifest({"m": to_record(inner)}, "transcript")
+        driver = await drive(store)
+        await driver.append(driver.message(inner), payloads=[part])
+        await store.erase("s-1", inner.id, "privacy")
+        await driver.append(facts.VarsCheckpointed(vars=outer), payloads=[inner, part])
+        for handle in (store, await place.open()):
+            assert (await verify(handle, "s-1")).ok
+            assert await handle.get_payload("s-1", part.id) == part.data
+
+    async def test_an_erasure_elsewhere_leaves_what_was_put_again(
+        self, store: SessionStore
+    ) -> None:
+        content = text_of(3000)
+        one, two = await drive(store, "one"), await drive(store, "two")
+        await one.say(content)
+        await two.say(content)
+        await store.erase("two", content.id, "privacy")
+        bare = await store.put_payload("two", content)
+        await store.erase("one", content.id, "privacy")
+        assert await store.get_payload("two", content.id) == content.data
+        await two.say(bare)
+        assert (await verify(store, "two")).ok
+
+    async def test_a_part_may_come_with_the_append_that_refers_to_its_manifest(
+        self, place: Place, store: SessionStore
+    ) -> None:
+        part = text_of(3000, "p")
+        whole = manifest({"x": part.ref()}, "vars")
+        driver = await drive(store)
+        bare = await store.put_payload("s-1", whole)
+        await driver.append(facts.VarsCheckpointed(vars=bare), payloads=[part])
+        await store.gc(grace_seconds=0)
+        for handle in (store, await place.open()):
+            assert await handle.get_payload("s-1", part.id) == part.data
+            assert (await verify(handle, "s-1")).ok
+
+    async def test_an_erased_part_of_the_namespace_may_be_said_again(
+        self, store: SessionStore
+    ) -> None:
+        part = text_of(3000, "p")
+        driver = await drive(store)
+        vars_ = manifest({"x": part.ref()}, "vars")
+        await driver.append(facts.VarsCheckpointed(vars=vars_), payloads=[part])
+        await driver.append(facts.TurnStarted(turn=1))
+        await store.erase("s-1", part.id, "privacy")
+        await driver.append(
+            driver.message(part),
+            facts.TurnPut(turn=1, status="final"),
+            head=HeadDraft(kind="turn_final", turn=1, vars=driver.state.vars),
+        )
+        assert await store.get_payload("s-1", part.id) == part.data
+        assert (await verify(store, "s-1")).ok
+
+    async def test_an_answer_that_equals_an_erased_part_brings_nothing_back(
+        self, place: Place, store: SessionStore
+    ) -> None:
+        part = structs.replace(slot("yes", "chunk"), apart=True)
+        driver = await drive(store)
+        vars_ = manifest({"x": part.ref()}, "vars")
+        await driver.append(facts.VarsCheckpointed(vars=vars_), payloads=[part])
+        await store.erase("s-1", part.id, "privacy")
+        await store.put_inbox("s-1", InboxDraft("k", "message", content=slot("yes", "message")))
+        for handle in (store, await place.open()):
+            with pytest.raises(PayloadNotFound):
+                await handle.get_payload("s-1", part.id)
+            assert (await verify(handle, "s-1")).ok
+
+    async def test_a_value_erased_twice_keeps_the_first_mark_where_it_first_stood(
+        self, store: SessionStore
+    ) -> None:
+        content = text_of(3000)
+        driver = await drive(store)
+        await driver.say(content)
+        await store.erase("s-1", content.id, "first")
+        await driver.say(content)
+        await store.erase("s-1", content.id, "second")
+        marks = [e.data["content"]["$erased"] for e in await store.read_events("s-1", after=1)]
+        assert [mark["rule"] for mark in marks] == ["first", "second"]
+        assert (await verify(store, "s-1")).ok
+
+    @pytest.mark.parametrize("grace", [float("inf"), float("nan"), 1e300, "1", None])
+    async def test_a_grace_that_is_no_span_of_time_is_refused(
+        self, store: SessionStore, grace: float
+    ) -> None:
+        with pytest.raises(InvalidInput, match="grace"):
+            await store.gc(grace_seconds=grace)

@@ -51,7 +51,8 @@ class ReadContract(ContractPlace):
     @pytest.mark.parametrize(
         "bounds",
         [{"after": -1}, {"limit": 0}, {"limit": -1}, {"before": 0}, {"before": -5}]
-        + [{name: 2**63} for name in ("after", "limit", "before")],
+        + [{name: 2**63} for name in ("after", "limit", "before")]
+        + [{name: odd} for name in ("after", "limit", "before") for odd in (1.5, "2")],
     )
     async def test_bounds_that_no_page_has_are_refused(
         self, store: SessionStore, bounds: dict[str, int]
@@ -202,3 +203,5 @@ class ReadContract(ContractPlace):
             await store.list_sessions(limit=0)
         with pytest.raises(InvalidInput):
             await store.list_sessions(limit=2**63)
+        with pytest.raises(InvalidInput):
+            await store.list_sessions(limit=1.5)  # type: ignore[arg-type]
