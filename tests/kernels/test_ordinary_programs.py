@@ -485,6 +485,7 @@ async def test_what_is_logged_and_warned_of_is_so_in_the_next_worker_too(
     "code",
     [
         "import os\nos.environ = None",
+        "import sys, json\nsys.modules[5] = json",
         "import warnings\nwarnings.filters = [1]",
         "import logging\nlogging.root = None",
         "import os\nos.environ['BIG'] = 'x' * 100_000",

@@ -214,7 +214,8 @@ class Reduction:
     def _parts(self, package: str) -> list[str]:
         """Return what was loaded of a package: `import a.b` makes `a.b` an attribute of `a`."""
         if self._loaded[0] != len(sys.modules):
-            parts = sorted(name for name in sys.modules if "." in name and "._" not in name)
+            named = [name for name in list(sys.modules) if type(name) is str]
+            parts = sorted(name for name in named if "." in name and "._" not in name)
             self._loaded = (len(sys.modules), parts)
         return [name for name in self._loaded[1] if name.startswith(f"{package}.")]
 
