@@ -11,7 +11,6 @@ from __future__ import annotations
 import _warnings
 import os
 import sys
-from importlib import import_module
 
 from holdfast.kernels.worker.wire import dumps
 
@@ -188,4 +187,6 @@ def _compiled(value: Any) -> Any:
 
 
 def _category(module: str, name: str) -> Any:
+    from importlib import import_module
+
     return getattr(import_module(module), name)
