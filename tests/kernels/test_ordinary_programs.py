@@ -218,6 +218,11 @@ CAREFUL = {
         "(x.calls, x(2), x.__doc__, x.cache_parameters()['maxsize'])",
         ([1], 2, "Say.", 3),
     ),
+    "a layout of bytes": (
+        "import struct\nx = struct.Struct('<HB')\npack = x.pack",
+        "(x.size, x.format, pack(1, 2))",
+        (3, "<HB", b"\x01\x00\x02"),
+    ),
     "bound methods of C": (
         "import re\nx = [1]\nadd = x.append\nfind = re.compile('a+').findall\n"
         "keys = dict.fromkeys\nup = 'ab'.upper\nfrom math import sqrt\n"

@@ -63,6 +63,7 @@ def _dataclass_singleton(value: Any) -> Any:
 RULES: dict[tuple[str, str], Callable[[Any], Any]] = {
     ("functools", "_lru_cache_wrapper"): _lru_cache,
     ("functools", "cached_property"): lambda v: (cached_property_, (v.func, v.attrname)),
+    ("_struct", "Struct"): lambda v: (type(v), (v.format,)),
     ("typing", "ForwardRef"): _forward,
     ("typing", "NewType"): lambda v: (new_type, (v.__name__, v.__supertype__)),
     ("typing", "ParamSpec"): lambda v: (parameters_, (v.__name__,)),
