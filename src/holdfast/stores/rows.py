@@ -197,9 +197,12 @@ def check_draft(draft: InboxDraft) -> None:
         draft.content.encoding not in _ASKED_ENCODINGS
         or draft.content.kind not in KINDS
         or type(draft.content.size) is not int
+        or draft.content.erased is not None
     ):
         # What a manifest leads to is proven by appends alone.
         raise InvalidRef(f"{draft.content!r} is no value that an inbox item can hold")
+    if draft.content is not None:
+        to_record(draft.content)  # which refuses what cannot be written
 
 
 def same_item(stored: InboxItem, draft: InboxDraft) -> InboxItem:

@@ -114,6 +114,8 @@ class FilesSessionStore:
     ) -> State:
         """Create a session by its first event, or return the existing one's state."""
         check_id(started.tenant, "tenant")
+        if adopt_from is not None:
+            check_id(adopt_from)
         given = tuple(payloads)
         return await self._write(
             session_id,

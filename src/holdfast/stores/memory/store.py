@@ -89,6 +89,8 @@ class MemorySessionStore:
         """Create a session by its first event, or return the existing one's state."""
         check_id(session_id)
         check_id(started.tenant, "tenant")
+        if adopt_from is not None:
+            check_id(adopt_from)
         with self._locked():
             if session_id in self.bank.deleted:
                 raise SessionDeleted(f"session {session_id!r} was deleted; choose another id")

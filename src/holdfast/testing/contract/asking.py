@@ -16,7 +16,7 @@ from holdfast.core.errors import (
     PositionConflict,
 )
 from holdfast.core.facts import SessionStarted
-from holdfast.core.payloads import slot
+from holdfast.core.payloads import Erased, slot, slot_of_bytes
 from holdfast.stores.port import InboxDraft, InboxItem, SessionStore
 from holdfast.stores.verify import verify
 from holdfast.testing.contract.place import ContractPlace, Place
@@ -271,6 +271,9 @@ class InboxContract(ContractPlace):
         with pytest.raises((InvalidInput, InvalidRef)):
             await store.put_inbox("s-1", InboxDraft("k", "message", content=bare))
         odd = structs.replace(slot(BIG, "message"), size=float(len(BIG)))
-        with pytest.raises(InvalidRef):
-            await store.put_inbox("s-1", InboxDraft("k", "message", content=odd))
+        gone = slot("x", "message").without(Erased("2026-01-01T00:00:00.000000Z", "privacy"))
+        no_text = slot_of_bytes("text", b"\xff", "message")
+        for content in (odd, structs.replace(gone, data=b"x"), no_text):
+            with pytest.raises(InvalidRef):
+                await store.put_inbox("s-1", InboxDraft("k", "message", content=content))
         assert await store.list_inbox("s-1") == []

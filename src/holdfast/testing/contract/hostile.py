@@ -118,6 +118,8 @@ class HostileContract(ContractPlace):
             with pytest.raises(InvalidId):
                 await store.create_session("s-2", facts.SessionStarted(), adopt_from=hostile)
             with pytest.raises(InvalidId):
+                await store.create_session("s-1", facts.SessionStarted(), adopt_from=hostile)
+            with pytest.raises(InvalidId):
                 await driver.append(driver.message("x"), adopt_from=hostile)
             elsewhere = {"session": hostile}
             for started in (
