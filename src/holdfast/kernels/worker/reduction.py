@@ -26,16 +26,13 @@ from holdfast.kernels.worker.makers import (
     built_,
     cell_,
     class_,
-    enum_,
     exception_,
     instance_,
     marker,
-    mixed_enum_,
     package_,
     proxy_,
     set_abstract,
     set_class,
-    set_enum,
     set_exception,
     set_function,
     set_instance,
@@ -390,7 +387,9 @@ class Reduction:
             dropped.update([slots] if isinstance(slots, str) else _mangled(slots, cls.__name__))
         enum = sys.modules.get("enum")
         if enum is not None and issubclass(meta, enum.EnumMeta):
-            return self._enum(cls, attributes, given, dropped)
+            from holdfast.kernels.worker.enums import reduce_enum
+
+            return reduce_enum(cls, attributes, given, dropped)
         kept = {k: v for k, v in attributes.items() if k not in dropped and not _generated(v)}
         kept.pop("__annotate__", None)
         if "__annotate__" in attributes:
@@ -400,68 +399,6 @@ class Reduction:
         if registered:
             return class_, arguments, (kept, registered), None, None, set_abstract
         return class_, arguments, kept, None, None, set_class
-
-    def _enum(
-        self, cls: Any, attributes: dict[str, Any], given: dict[str, Any], dropped: set[str]
-    ) -> Any:
-        members: dict[str, Any] = {k: (v._value_, {}) for k, v in cls.__members__.items()}
-        # Put in place once the class is there: they may hold other members.
-        own = {
-            name: {k: v for k, v in vars(member).items() if k not in _MEMBER}
-            for name, member in cls.__members__.items()
-        }
-        skipped = dropped | set(members) | _ENUM_OWN
-        kept = {
-            k: v
-            for k, v in attributes.items()
-            if k not in skipped
-            and (k in _ENUM_HOOKS or not (k.startswith("_") and k.endswith("_") and "__" not in k))
-        }
-        if (
-            not isinstance(attributes.get("__new__"), staticmethod)
-            or "__new_member__" in attributes
-        ):
-            kept.pop("__new__", None)
-        kept = {k: v for k, v in kept.items() if not _inherited_enum(cls, k, v)}
-        arguments: tuple[Any, ...] = (type(cls), cls.__name__, cls.__bases__, given)
-        plain = _plain_members(cls)
-        if plain is not None:
-            arguments += (plain, cls._member_type_)
-            return mixed_enum_, arguments, (kept, own), None, None, set_enum
-        boundary: Any = getattr(cls, "_boundary_", None)
-        if boundary is getattr(cls.__bases__[-1], "_boundary_", None):
-            arguments += (members,)
-        else:
-            arguments += (members, boundary.name)
-        return enum_, arguments, (kept, own), None, None, set_enum
-
-
-_MEMBER = frozenset({"_value_", "_name_", "__objclass__", "_sort_order_", "_inverted_"})
-_ENUM_HOOKS = frozenset({"_missing_", "_generate_next_value_"})
-_ENUM_OWN = frozenset(
-    {"__new__", "__new_member__", "__members__", "__reduce_ex__", "__class_getitem__"}
-)
-
-
-def _plain_members(cls: Any) -> dict[str, Any] | None:
-    """Return what members are made of where their values alone would make others."""
-    base = cls._member_type_
-    if base is object or not cls.__members__ or getattr(cls, "_boundary_", None) is not None:
-        return None
-    if base.__flags__ & HEAP_TYPE:
-        return {name: (member._value_, ()) for name, member in cls.__members__.items()}
-    made = {name: (m._value_, (_plain(base, m),)) for name, m in cls.__members__.items()}
-    try:
-        if all(base(value) == plain for value, (plain,) in made.values()):
-            return None
-    except Exception:
-        return made
-    return made
-
-
-def _plain(base: Any, member: Any) -> Any:
-    """Return a member as nothing but what its other type makes of it."""
-    return base.__str__(member) if base is str else base(member)
 
 
 class _Maker:
@@ -528,11 +465,6 @@ def _careful(cls: Any) -> bool:
 
 def _static_names(cls: Any) -> list[str]:
     return [base.__name__ for base in cls.__mro__ if not base.__flags__ & HEAP_TYPE]
-
-
-def _inherited_enum(cls: Any, name: str, value: Any) -> bool:
-    # Enum copies some methods of its bases into each class.
-    return any(base.__dict__.get(name) is value for base in cls.__mro__[1:])
 
 
 def _registered(cls: Any) -> list[Any]:
