@@ -55,11 +55,10 @@ def _plain_members(cls: Any) -> dict[str, Any] | None:
         return {name: (member._value_, ()) for name, member in cls.__members__.items()}
     made = {name: (m._value_, (_plain(base, m),)) for name, m in cls.__members__.items()}
     try:
-        if all(base(value) == plain for value, (plain,) in made.values()):
-            return None
+        alike = all(base(value) == plain for value, (plain,) in made.values())
     except Exception:
-        return made
-    return made
+        alike = False
+    return None if alike else made
 
 
 def _plain(base: Any, member: Any) -> Any:

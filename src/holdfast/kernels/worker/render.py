@@ -40,8 +40,8 @@ def kind_of(value: Any) -> str:
     try:
         if cls.__module__ not in ("builtins", "__main__"):
             name = type_name(cls)
-    except Exception:  # of its metaclass
-        name = qualname(cls)
+    except Exception:
+        pass  # its metaclass refuses: the short name has to do
     # Not by isinstance and len: a class of the model may say anything there, or raise.
     sized = next((base for base in _SIZED if issubclass(cls, base)), None)
     if sized is None:
