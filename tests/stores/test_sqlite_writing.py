@@ -64,7 +64,7 @@ class Hold:
         self._entered, self._leave = threading.Event(), threading.Event()
 
     async def __aenter__(self):
-        self._task = asyncio.create_task(self._store._writer.run(Job(self._work)))
+        self._task = self._store._writer.run(Job(self._work))
         await asyncio.to_thread(self._entered.wait)
 
     async def __aexit__(self, *_):
@@ -470,13 +470,16 @@ async def test_a_group_that_is_done_over_forgets_what_it_refused_before(store):
         if once:
             raise once.pop()
 
+    async def run_failing():
+        await store._writer.run(Job(fail_once))
+
     slow = [message(n) for n in range(1, AHEAD_FACTS + 3)]
     done = await append_at_once(
         store,
         [
             store.append(lease, 1, slow),
             store.append(lease, 1, [message(1, "foreseen")]),
-            store._writer.run(Job(fail_once)),
+            run_failing(),
         ],
     )
     assert [type(one).__name__ for one in done] == ["Appended", "PositionConflict", "NoneType"]
@@ -652,7 +655,7 @@ async def test_a_session_without_its_first_event_is_named_and_harms_nobody_else(
 async def test_a_job_that_fails_as_no_future_can_hold_is_settled_beside_its_group(store):
     lease, state = await start(store)
     async with Hold(store):
-        odd = asyncio.create_task(store._writer.run(Job(lambda _: next(iter(())))))
+        odd = store._writer.run(Job(lambda _: next(iter(()))))
         good = asyncio.create_task(store.append(lease, state.seq, [message(1)]))
         await submitted(store, 2)
     with pytest.raises(StoreFailed, match="StopIteration"):
@@ -670,7 +673,7 @@ async def test_a_writer_that_dies_fails_what_is_queued_and_what_comes_later(tmp_
 
     async with Hold(store):
         tasks = [
-            asyncio.create_task(store._writer.run(Job(lambda _: None, None, dying))),
+            store._writer.run(Job(lambda _: None, None, dying)),
             asyncio.create_task(store.append(lease, state.seq, [message(1)])),
         ]
         await submitted(store, 2)

@@ -38,7 +38,8 @@ def forms(fact: Fact) -> Forms:
 
     Defaults are left out, and slots are records.
     """
-    return _plan(type(fact)).forms(fact)
+    made = _FORMS.get(type(fact))
+    return _make_plan(type(fact)).forms(fact) if made is None else made(fact)
 
 
 def forms_with_reasons(fact: Fact) -> Forms:
@@ -198,6 +199,7 @@ class _Plan(NamedTuple):
 
 
 _PLANS: dict[type[Fact], _Plan] = {}
+_FORMS: dict[type[Fact], Callable[[Fact], Forms]] = {}
 
 
 def _plan(cls: type[Fact]) -> _Plan:
@@ -236,6 +238,7 @@ def _make_plan(cls: type[Fact]) -> _Plan:
         nested=tuple(name for name, hint, _ in plain if not all(map(_is_scalar, _options(hint)))),
         forms=_compiled(found),
     )
+    _FORMS[cls] = plan.forms
     return plan
 
 

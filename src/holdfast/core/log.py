@@ -22,6 +22,7 @@ from holdfast.core.heads import EdgeDraft, HeadDraft
 from holdfast.core.ids import check_content_id, check_id, check_key
 from holdfast.core.payloads import (
     ENCODINGS,
+    INLINE_BYTES,
     KINDS,
     Slot,
     check_bytes,
@@ -40,7 +41,8 @@ _NUMBERED: dict[type[Fact], str] = {
     facts.EvalAdded: "eval",
     facts.LeafCalled: "leaf",
 }
-_OWN = (HeadPublished, facts.LineageAdded)
+_OWN = frozenset({HeadPublished, facts.LineageAdded})
+_BOUNDARIES = frozenset({facts.TurnPut, facts.SessionCompacted})
 _ABOUT_CALLS = frozenset(
     cls
     for cls in vars(facts).values()
@@ -106,7 +108,7 @@ def draft(
     slots = [*payloads]
     beside = len(slots)
     for fact in new:
-        if isinstance(fact, _OWN):
+        if type(fact) in _OWN:
             raise InvalidInput(f"{fact.TYPE} is written by the log itself: pass head= or edges=")
         state = _add(state, fact, at, events, slots)
     _check_published(new, head)
@@ -158,6 +160,8 @@ def _publish(state: State, draft: HeadDraft) -> HeadPublished:
 def _check_published(new: Sequence[Fact], head: HeadDraft | None) -> None:
     """Refuse an end of a turn or a compaction that does not bring its head along."""
     for fact in new:
+        if type(fact) not in _BOUNDARIES:
+            continue
         final = isinstance(fact, facts.TurnPut) and fact.status == "final"
         if final or isinstance(fact, facts.SessionCompacted):
             kind = "turn_final" if final else "compaction"
@@ -261,6 +265,12 @@ def _payloads(
     given: dict[str, Slot] = {}
     refs: dict[str, Slot] = {}
     queue = _apart(slots)
+    if len(queue) == 1:  # as most appends have it
+        [item] = queue
+        if item.data is not None and item.encoding != "manifest":
+            check_bytes(item, item.data)
+            alone = {item.id: item}
+            return alone, alone, inner
     at_hand = {item.id: item.data for item in queue if item.data is not None}
     while queue:
         item = queue.pop()
@@ -275,7 +285,7 @@ def _payloads(
         if seen is not None and (item.encoding != "manifest" or seen.encoding == "manifest"):
             continue
         if item.id not in refs or item.encoding == "manifest":
-            refs[item.id] = item.bare()
+            refs[item.id] = item
         if item.data is not None:
             check_bytes(item, item.data)
             given[item.id] = item
@@ -295,7 +305,7 @@ def _apart(slots: Iterable[Slot]) -> list[Slot]:
             raise InvalidRef(f"payload {item.id!r} was erased and cannot be referred to again")
         if type(item.size) is not int or item.encoding not in ENCODINGS or item.kind not in KINDS:
             raise InvalidRef(f"{item!r} is no value that records can hold")
-        if not item.inline:
+        if item.size > INLINE_BYTES or not item.inline:
             apart.append(item)
         elif item.data is not None:
             check_bytes(item, item.data)

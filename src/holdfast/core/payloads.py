@@ -111,8 +111,7 @@ class Slot(msgspec.Struct, frozen=True, eq=False, gc=False):
 
 def slot(value: Any, kind: str) -> Slot:
     """Return the slot of a value, with its bytes."""
-    encoding, data = values.encode(value)
-    return slot_of_bytes(encoding, data, kind)
+    return slot_of_bytes(*values.encode(value), kind)
 
 
 def manifest(record: Record, kind: str) -> Slot:
@@ -124,13 +123,10 @@ def slot_of_bytes(encoding: str, data: bytes, kind: str) -> Slot:
     """Return the slot of bytes that are encoded already."""
     if kind not in KINDS:
         raise InvalidRef(f"unknown payload kind {kind!r}; known are {', '.join(sorted(KINDS))}")
-    return _proven(encoding, data, kind)
-
-
-def _proven(encoding: str, data: bytes, kind: str) -> Slot:
     data = bytes(data)  # what can change proves nothing for long
     payload_id = digest_id(data)
-    return Slot(payload_id, encoding, kind, len(data), data, proof=Proof(payload_id, data))
+    proof = Proof(payload_id, data)
+    return Slot(payload_id, encoding, kind, len(data), data, None, False, proof)
 
 
 def to_record(item: Slot) -> Record:
@@ -159,7 +155,7 @@ def from_record(record: Any) -> Slot:
     # Digests cover exactly these keys: any other would be a place for what nobody proved.
     if "$v" in record:
         data = _inline_bytes(record, encoding)
-        return _proven(encoding, data, kind)
+        return slot_of_bytes(encoding, data, kind)
     if len(record) != 4 + ("$erased" in record):
         raise InvalidRef(f"a ref has unknown keys: {sorted(record)}")
     size = record.get("size")
@@ -312,15 +308,12 @@ def size_error(item: Slot, size: int) -> InvalidRef:
 
 def check_bytes(item: Slot, data: bytes) -> bytes:
     """Return the bytes of a payload once their digest is proven; raise Corruption otherwise."""
-    if len(data) != item.size or not (_is_proven(item, data) or digest_id(data) == item.id):
+    proof = item.proof
+    proven = type(proof) is Proof and proof.id is item.id and proof.data is data
+    if len(data) != item.size or not (proven or digest_id(data) == item.id):
         raise Corruption(
             f"payload {item.id!r} does not match its id: run `holdfast verify` and restore it "
             "from an export",
             payload=item.id,
         )
     return data
-
-
-def _is_proven(item: Slot, data: bytes) -> bool:
-    proof = item.proof
-    return type(proof) is Proof and proof.id is item.id and proof.data is data

@@ -71,13 +71,18 @@ class Feed:
         return item
 
     @property
+    def is_quiet(self) -> bool:
+        """Tell whether nobody follows anything."""
+        return not self._following and not self._hinted
+
+    @property
     def is_hinting(self) -> bool:
         """Tell whether anybody follows every session."""
         return bool(self._hinted)
 
     def wake(self, session_id: str, seq: int) -> None:
         """Say that a session has moved; callable from any thread, never blocks."""
-        if not self._following and not self._hinted:
+        if self.is_quiet:
             return
         with self._lock:
             following = list(self._following.get(session_id, ()))
@@ -117,7 +122,7 @@ class Feed:
                 group.discard(item)
                 if not group:
                     self._following.pop(item.session_id, None)
-            if not self._following and not self._hinted:
+            if self.is_quiet:
                 self._stop.set()
 
     def _check_open(self) -> None:

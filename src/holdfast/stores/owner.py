@@ -80,7 +80,8 @@ class Owner:
 
     def check_process(self) -> None:
         """Raise HandleForked in a process that inherited this handle through fork()."""
-        check_process(self._pid)
+        if os.getpid() != self._pid:
+            check_process(self._pid)
 
     def heartbeat(self) -> Heartbeat:
         """Return a sign of life of this moment."""

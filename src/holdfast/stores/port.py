@@ -89,7 +89,7 @@ class InboxItem:
     consumed_seq: int | None = None
 
 
-class Appended(msgspec.Struct, frozen=True):
+class Appended(msgspec.Struct, frozen=True, gc=False):
     """What an append made durable.
 
     `inbox` is the number of items that waited when the batch gave the lease back; it is None where

@@ -97,8 +97,7 @@ def foresee(known: tuple[SessionRow, State] | None, request: Request) -> Foresee
         for key in request.consumes:
             check_key(key, "inbox key")
         drafted = request.draft(state)
-        sizes = [item.size for item in drafted.slots if item.data is not None]
-        if sizes and (max(sizes) > ROW_PAYLOAD_BYTES or sum(sizes) > AHEAD_BYTES):
+        if _is_much(drafted.slots):
             return None
         batch = complete(drafted)
     except HoldfastError:
@@ -116,6 +115,16 @@ def foresee(known: tuple[SessionRow, State] | None, request: Request) -> Foresee
     # A lease is given back like this only where nothing waits.
     done = Appended(batch.events, batch.state, batch.head, 0 if request.release else None)
     return Foreseen(row, done, _values(row, state, request, batch, needs))
+
+
+def _is_much(slots: Sequence[Slot]) -> bool:
+    total = 0
+    for item in slots:
+        if item.data is not None:
+            total += item.size
+            if item.size > ROW_PAYLOAD_BYTES:
+                return True
+    return total > AHEAD_BYTES
 
 
 def foresee_lease(
@@ -142,10 +151,17 @@ def _values(
     needs: list[tuple[bytes, int]],
 ) -> list[Any]:
     after, lease = batch.state, request.lease
-    values: list[Any] = [row.key, row.id, row.tenant_key, lease.owner, lease.epoch]
-    values += (before.seq, bytes.fromhex(before.digest))
-    values += sessions.moving(after)
-    values.append(row.key if request.release else None)
+    values: list[Any] = [
+        row.key,
+        row.id,
+        row.tenant_key,
+        lease.owner,
+        lease.epoch,
+        before.seq,
+        bytes.fromhex(before.digest),
+        *sessions.moving(after),
+        row.key if request.release else None,
+    ]
     if request.consumes or snapshots.is_due(before.seq, after.seq):
         values += (None, request.consumes[0] if request.consumes else None)
         values += _snapshot(before, after)
@@ -159,8 +175,8 @@ def _values(
         if event is None:
             values += _NO_EVENT
         else:
-            values += (event.seq, event.type, event.version, event.at)
-            values += (bytes.fromhex(event.digest), data_text(event))
+            digest = bytes.fromhex(event.digest)
+            values += (event.seq, event.type, event.version, event.at, digest, data_text(event))
         if item is None:
             values += _NO_PAYLOAD
         else:
@@ -181,6 +197,9 @@ def write(cursor: apsw.Cursor, items: Sequence[Foreseen]) -> None:
 
     Up to MOST_VALUES are one statement, and so a transaction of their own where there is none.
     """
+    if len(items) == 1 and len(items[0].values) == _COLUMNS:
+        cursor.execute(_statement(1), items[0].values)
+        return
     values = list(chain.from_iterable([item.values for item in items]))
     for start in range(0, len(values), MOST_VALUES):
         part = values[start : start + MOST_VALUES]

@@ -93,15 +93,12 @@ class Log:
             self.states.known(session_id), owner, self.holdings.left(session_id)
         )
 
-    def realize(self, cursor: apsw.Cursor, items: Sequence[Foreseen]) -> list[Appended | Lease]:
+    def realize(self, cursor: apsw.Cursor, items: Sequence[Foreseen]) -> None:
         """Do what was foreseen; ConstraintError where not all is as it was thought to be."""
         foreseen.write(cursor, items)
         for item in items:
             if isinstance(item.done, Lease):
                 self.holdings.take(item.done)
-            else:
-                self.states.remember(item.row, item.done.state)
-        return [item.done for item in items]
 
     def append(self, request: Request, cursor: apsw.Cursor) -> Appended:
         """Append one batch, checked against the session's row."""

@@ -97,6 +97,7 @@ def move(cursor: apsw.Cursor, key: int, state: State) -> None:
 
 def moving(state: State) -> tuple[Any, ...]:
     """Return what a session's row says of where its log stands."""
+    spend = state.spend
     return (
         state.seq,
         bytes.fromhex(state.digest),
@@ -105,9 +106,9 @@ def moving(state: State) -> tuple[Any, ...]:
         state.counters.get("turn", 0),
         state.last_turn,
         state.head,
-        state.spend.usd,
-        state.spend.tokens,
-        state.spend.unknown_usd,
+        spend.usd,
+        spend.tokens,
+        spend.unknown_usd,
     )
 
 

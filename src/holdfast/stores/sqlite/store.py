@@ -172,15 +172,26 @@ class SqliteSessionStore(SqliteReading):
     ) -> Appended:
         """Append one atomic batch."""
         session_id = self._check(lease.session)
-        # Read once, as iterators can be: they are looked at more than once below.
-        batch = (tuple(facts), head, tuple(edges), tuple(consumes), tuple(payloads))
-        request = Request(lease, after_seq, *batch, adopt_from, release)
+        request = Request(
+            lease,
+            after_seq,
+            # Read once, as iterators can be: they are looked at more than once below.
+            tuple(facts),
+            head,
+            tuple(edges),
+            tuple(consumes),
+            tuple(payloads),
+            adopt_from,
+            release,
+        )
         ahead = self._log.foresee(request)
         if ahead is None:
             return await self._append_unforeseen(request)
         work = partial(self._log.append, request)
-        job = Job(work, session_id, self._settled(request), _is_appended, ahead)
-        return await self._writer.run(job)
+        settled = self._settled(request) if release else self._appended
+        done = await self._writer.run(Job(work, session_id, settled, _is_appended, ahead))
+        self._log.states.remember(ahead.row, done.state)
+        return done
 
     async def _append_unforeseen(self, request: Request) -> Appended:
         session_id = request.lease.session
@@ -424,7 +435,8 @@ class SqliteSessionStore(SqliteReading):
         self._wake(done.state)
 
     def _appended(self, done: Appended) -> None:
-        self._wake(done.state)
+        if not self._feed.is_quiet:
+            self._wake(done.state)
 
     def _wake(self, state: State) -> None:
         self._feed.wake(state.session, state.seq)

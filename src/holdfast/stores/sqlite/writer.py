@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
 import apsw
+import msgspec
 
 from holdfast.core.errors import HoldfastError, NothingWritten, OutcomeUnknown, StoreFailed
 from holdfast.stores.bell import Bell
@@ -30,7 +31,7 @@ logger = logging.getLogger("holdfast.stores")
 
 T = TypeVar("T")
 
-Realize = Callable[[apsw.Cursor, Sequence[Foreseen]], Sequence[Any]]
+Realize = Callable[[apsw.Cursor, Sequence[Foreseen]], None]
 """Does what was foreseen; ConstraintError, and nothing at all, where something is not so."""
 
 GROUP_JOBS = 512
@@ -61,7 +62,7 @@ class Settled(asyncio.Future[T]):
         return False
 
 
-class Job(Generic[T]):
+class Job(msgspec.Struct, Generic[T], eq=False):
     """Work on its way through the writer.
 
     `work` is its part of a transaction, and may be run again after a rollback. What is `foreseen`
@@ -70,37 +71,16 @@ class Job(Generic[T]):
     look at the database, whether the work was committed; where it cannot tell it is None.
     """
 
-    __slots__ = (
-        "bell",
-        "done",
-        "error",
-        "foreseen",
-        "future",
-        "result",
-        "session",
-        "settled",
-        "stored",
-        "work",
-    )
-
-    def __init__(
-        self,
-        work: Callable[[apsw.Cursor], T],
-        session: str | None = None,
-        settled: Callable[[T], None] | None = None,
-        stored: Callable[[apsw.Cursor, T], bool] | None = None,
-        foreseen: Foreseen | None = None,
-    ) -> None:
-        self.work = work
-        self.foreseen = foreseen
-        self.session = session
-        self.settled = settled
-        self.stored = stored
-        self.result: T | None = None
-        self.error: BaseException | None = None
-        self.bell: Bell[list[Job[Any]]] | None = None
-        self.future: Settled[T] | None = None
-        self.done: threading.Event | None = None
+    work: Callable[[apsw.Cursor], T]
+    session: str | None = None
+    settled: Callable[[T], None] | None = None
+    stored: Callable[[apsw.Cursor, T], bool] | None = None
+    foreseen: Foreseen | None = None
+    result: T | None = None
+    error: BaseException | None = None
+    bell: Bell[list[Job[Any]]] | None = None
+    future: Settled[T] | None = None
+    done: threading.Event | None = None
 
 
 class Writer:
@@ -123,13 +103,14 @@ class Writer:
         self._thread = threading.Thread(target=self._run, name="holdfast-writer", daemon=True)
         self._thread.start()
 
-    async def run(self, job: Job[T]) -> T:
+    def run(self, job: Job[T]) -> Settled[T]:
         """Run a job; once submitted it is settled even if the caller is cancelled."""
         loop = asyncio.get_running_loop()
         job.bell = self._bells.get(loop) or self._add_bell(loop)
-        job.future = Settled(loop=loop)
+        future: Settled[T] = Settled(loop=loop)
+        job.future = future
         self._submit(job)
-        return await job.future
+        return future
 
     def run_blocking(self, job: Job[T]) -> T:
         """Run a job from a thread."""
@@ -173,34 +154,31 @@ class Writer:
         jobs: list[Job[Any]] = []
         try:
             while self._take(jobs):
-                if self._committed and any(job.foreseen is None for job in jobs):
-                    self._tell()  # nobody waits for work that may take long
                 self._commit(jobs)
-                self._tell()
-                self._committed, jobs = jobs, []
-                if len(self._committed) <= WHOLE_JOBS:
-                    self._tell()  # a few do not gain what they would wait for
+                if len(jobs) > WHOLE_JOBS:
+                    self._committed = jobs
+                else:
+                    self._deliver(jobs)  # a few do not gain what they would wait for
+                jobs = []
         except BaseException as error:
             logger.exception("the writer of %r died", str(self._database.path))
             self._die(jobs, error)
 
     def _take(self, jobs: list[Job[Any]]) -> bool:
         """Wait for the next group; tell whether there is one."""
-        if self._queue.empty():
+        if self._committed and self._queue.empty():
             self._tell()
         item = self._queue.get()
-        on_their_way = self._queue.qsize() + 1 + len(self._committed)
-        most = min(max(WHOLE_JOBS, (on_their_way + 1) // 2), GROUP_JOBS)
+        others = self._queue.qsize()  # nobody else takes from there
+        on_their_way = 1 + others + len(self._committed)
+        most = min(max(WHOLE_JOBS, (on_their_way + 1) // 2), GROUP_JOBS, 1 + others)
+        self._tell()
         while item is not None:
             jobs.append(item)
-            if len(jobs) >= most:
-                break
-            try:
-                item = self._queue.get_nowait()
-            except queue.Empty:
-                break
-        else:
-            self._queue.put(None)  # the end is seen again once this group is settled
+            if len(jobs) == most:
+                return True
+            item = self._queue.get()
+        self._queue.put(None)  # the end is seen again once this group is settled
         return bool(jobs)
 
     def _die(self, jobs: list[Job[Any]], error: BaseException) -> None:
@@ -241,7 +219,6 @@ class Writer:
 
     def _commit_at_once(self, jobs: list[Job[Any]], items: list[Foreseen]) -> bool:
         """Settle a group by one statement; tell whether all was as it was thought to be."""
-        self._tell()
         if self._connection.in_transaction:
             # Left by one that could not be rolled back: nothing would be committed in there.
             self._roll_back()
@@ -249,8 +226,9 @@ class Writer:
                 return False
         before = self._connection.total_changes()
         try:
-            for job, result in zip(jobs, self._realize(self._cursor, items), strict=True):
-                job.result = result
+            self._realize(self._cursor, items)
+            for job, item in zip(jobs, items, strict=True):
+                job.result = item.done
         except apsw.BusyError as error:
             for job in jobs:
                 job.error = self._named(error, job)
@@ -283,7 +261,6 @@ class Writer:
                     job.error = None
                     self._commit_in_steps([job])
             return
-        self._tell()
         try:
             self._cursor.execute(SQL["commit"])
         except BaseException as error:
@@ -293,9 +270,9 @@ class Writer:
         """Do what was foreseen; return the other jobs."""
         ahead = {job: job.foreseen for job in jobs if job.foreseen is not None}
         if ahead:
-            done = self._realize(self._cursor, list(ahead.values()))
-            for job, result in zip(ahead, done, strict=True):
-                job.result = result
+            self._realize(self._cursor, list(ahead.values()))
+            for job, item in ahead.items():
+                job.result = item.done
         return [job for job in jobs if job not in ahead]
 
     def _work(self, job: Job[Any], *, alone: bool) -> None:
