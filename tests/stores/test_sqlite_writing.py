@@ -64,7 +64,7 @@ class Hold:
         self._entered, self._leave = threading.Event(), threading.Event()
 
     async def __aenter__(self):
-        self._task = self._store._writer.run(Job(self._work))
+        self._task = self._store._writer.submit(Job(self._work))
         await asyncio.to_thread(self._entered.wait)
 
     async def __aexit__(self, *_):
@@ -470,16 +470,13 @@ async def test_a_group_that_is_done_over_forgets_what_it_refused_before(store):
         if once:
             raise once.pop()
 
-    async def run_failing():
-        await store._writer.run(Job(fail_once))
-
     slow = [message(n) for n in range(1, AHEAD_FACTS + 3)]
     done = await append_at_once(
         store,
         [
             store.append(lease, 1, slow),
             store.append(lease, 1, [message(1, "foreseen")]),
-            run_failing(),
+            store._writer.run(Job(fail_once)),
         ],
     )
     assert [type(one).__name__ for one in done] == ["Appended", "PositionConflict", "NoneType"]
@@ -607,6 +604,23 @@ async def test_a_cancelled_append_is_settled_before_the_caller_hears(store):
     assert (await store.load_state("talk")).seq == 2
 
 
+async def test_a_cancellation_that_the_outcome_overtakes_ends_the_append(store):
+    lease, state = await start(store)
+    rung = threading.Event()
+    (bell,) = store._writer._bells.values()
+    ring = bell.ring
+    bell.ring = lambda jobs: (ring(jobs), rung.set())
+    task = asyncio.create_task(store.append(lease, state.seq, [message(1)]))
+    await asyncio.sleep(0)
+    rung.wait()  # with the loop held up, which hears of it next
+    await asyncio.sleep(0)
+    task.cancel()  # between the loop's noticing of the outcome and the one who waits
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(asyncio.shield(task), 10)
+    assert task.cancelled()
+    assert (await store.load_state("talk")).seq == 2
+
+
 async def test_a_cancelled_append_that_fails_leaves_no_error_that_nobody_heard(store):
     lease, _ = await start(store)
     unheard = []
@@ -655,7 +669,7 @@ async def test_a_session_without_its_first_event_is_named_and_harms_nobody_else(
 async def test_a_job_that_fails_as_no_future_can_hold_is_settled_beside_its_group(store):
     lease, state = await start(store)
     async with Hold(store):
-        odd = store._writer.run(Job(lambda _: next(iter(()))))
+        odd = store._writer.submit(Job(lambda _: next(iter(()))))
         good = asyncio.create_task(store.append(lease, state.seq, [message(1)]))
         await submitted(store, 2)
     with pytest.raises(StoreFailed, match="StopIteration"):
@@ -673,7 +687,7 @@ async def test_a_writer_that_dies_fails_what_is_queued_and_what_comes_later(tmp_
 
     async with Hold(store):
         tasks = [
-            store._writer.run(Job(lambda _: None, None, dying)),
+            store._writer.submit(Job(lambda _: None, None, dying)),
             asyncio.create_task(store.append(lease, state.seq, [message(1)])),
         ]
         await submitted(store, 2)

@@ -86,7 +86,7 @@ class SqliteSessionStore(SqliteReading):
         self._closed = False
         owner = Owner(self._beat, lease_seconds=lease_seconds)
         super().__init__(Readers(database), self._log.states, blobs, owner)
-        self._writer = Writer(database, connection, self._log.realize)
+        self._writer = Writer(database, connection, self._log.realize, self._follow)
 
     @classmethod
     async def open(
@@ -188,8 +188,14 @@ class SqliteSessionStore(SqliteReading):
         if ahead is None:
             return await self._append_unforeseen(request)
         work = partial(self._log.append, request)
-        settled = self._settled(request) if release else self._appended
-        done = await self._writer.run(Job(work, session_id, settled, _is_appended, ahead))
+        settled = partial(self._released, lease) if release else None
+        job = Job(work, session_id, settled, _is_appended, ahead)
+        future = self._writer.submit(job)
+        try:
+            done = await future
+        except asyncio.CancelledError:
+            await self._writer.outlast(job)
+            raise
         self._log.states.remember(ahead.row, done.state)
         return done
 
@@ -205,7 +211,8 @@ class SqliteSessionStore(SqliteReading):
         work = partial(self._log.append, request)
 
         def job() -> Job[Appended]:
-            return Job(work, session_id, self._settled(request), _is_appended)
+            settled = partial(self._released, request.lease) if request.release else None
+            return Job(work, session_id, settled, _is_appended)
 
         return await self._with_blobs(large, tenant, job)
 
@@ -427,16 +434,15 @@ class SqliteSessionStore(SqliteReading):
     def _truncate(self, _: Any) -> None:
         self._database.truncate_log(self._connection, self._writer.patience)
 
-    def _settled(self, request: Request) -> Callable[[Appended], None]:
-        return partial(self._released, request.lease) if request.release else self._appended
-
-    def _released(self, lease: Lease, done: Appended) -> None:
+    def _released(self, lease: Lease, _: Appended) -> None:
         self._holdings.leave(lease)
-        self._wake(done.state)
 
-    def _appended(self, done: Appended) -> None:
-        if not self._feed.is_quiet:
-            self._wake(done.state)
+    def _follow(self, jobs: Sequence[Job[Any]]) -> None:
+        if self._feed.is_quiet:
+            return
+        for job in jobs:
+            if job.error is None and isinstance(job.result, Appended):
+                self._wake(job.result.state)
 
     def _wake(self, state: State) -> None:
         self._feed.wake(state.session, state.seq)

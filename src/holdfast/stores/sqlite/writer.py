@@ -16,6 +16,7 @@ import logging
 import queue
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
 import apsw
@@ -50,15 +51,11 @@ _BEFORE_COMMIT = frozenset(
 """Failures that end a statement before it commits; others may come after."""
 
 
-class Settled(asyncio.Future[T]):
-    """The outcome of a submitted job, which comes whatever happens to the one who waits for it.
-
-    It cannot be cancelled. A task that is cancelled while it waits here gets its CancelledError,
-    as asyncio has it for such a future, at the moment the outcome stands.
-    """
+class _Certain(asyncio.Future[T]):
+    """The outcome of a job that is on its way, which no cancellation keeps from coming."""
 
     def cancel(self, msg: Any = None) -> bool:
-        """Refuse: the job is on its way."""
+        """Refuse."""
         return False
 
 
@@ -79,16 +76,24 @@ class Job(msgspec.Struct, Generic[T], eq=False):
     result: T | None = None
     error: BaseException | None = None
     bell: Bell[list[Job[Any]]] | None = None
-    future: Settled[T] | None = None
+    future: asyncio.Future[T] | None = None
     done: threading.Event | None = None
 
 
 class Writer:
     """Runs jobs in order, durably."""
 
-    def __init__(self, database: Database, connection: apsw.Connection, realize: Realize) -> None:
+    def __init__(
+        self,
+        database: Database,
+        connection: apsw.Connection,
+        realize: Realize,
+        follow: Callable[[list[Job[Any]]], None],
+    ) -> None:
+        """Start the thread; `follow` is called there with what is settled, after it was told."""
         self._database = database
         self._realize = realize
+        self._follow = follow
         self._connection = connection
         self._cursor = connection.cursor()
         # Nobody whose job is committed waits for another process as well.
@@ -103,14 +108,29 @@ class Writer:
         self._thread = threading.Thread(target=self._run, name="holdfast-writer", daemon=True)
         self._thread.start()
 
-    def run(self, job: Job[T]) -> Settled[T]:
-        """Run a job; once submitted it is settled even if the caller is cancelled."""
+    async def run(self, job: Job[T]) -> T:
+        """Run a job; a caller who is cancelled hears of it at the moment the outcome stands."""
+        future = self.submit(job)
+        try:
+            return await future
+        except asyncio.CancelledError:
+            await self.outlast(job)
+            raise
+
+    def submit(self, job: Job[T]) -> asyncio.Future[T]:
+        """Hand a job over; who waits and is cancelled calls `outlast` before he goes."""
         loop = asyncio.get_running_loop()
         job.bell = self._bells.get(loop) or self._add_bell(loop)
-        future: Settled[T] = Settled(loop=loop)
-        job.future = future
+        job.future = future = loop.create_future()
         self._submit(job)
         return future
+
+    async def outlast(self, job: Job[Any]) -> None:
+        """Wait for the outcome of a job whose caller was cancelled, if it does not stand yet."""
+        if job.future is not None and job.future.cancelled():
+            job.future = _Certain()
+            with suppress(Exception):
+                await job.future
 
     def run_blocking(self, job: Job[T]) -> T:
         """Run a job from a thread."""
@@ -159,7 +179,8 @@ class Writer:
                     self._committed = jobs
                 else:
                     self._deliver(jobs)  # a few do not gain what they would wait for
-                jobs = []
+                done, jobs = jobs, []
+                _call(self._follow, done)
         except BaseException as error:
             logger.exception("the writer of %r died", str(self._database.path))
             self._die(jobs, error)
@@ -211,11 +232,8 @@ class Writer:
         if items is None or not self._commit_at_once(jobs, items):
             self._commit_in_steps(jobs, as_foreseen=items is None)
         for job in jobs:
-            if job.error is None and job.settled is not None:
-                try:
-                    job.settled(job.result)
-                except Exception:
-                    logger.exception("what follows a commit failed; the commit stands")
+            if job.settled is not None and job.error is None:
+                _call(job.settled, job.result)
 
     def _commit_at_once(self, jobs: list[Job[Any]], items: list[Foreseen]) -> bool:
         """Settle a group by one statement; tell whether all was as it was thought to be."""
@@ -370,10 +388,18 @@ def _may_be_committed(error: BaseException, changed: bool) -> bool:
     return changed  # not where a value could not even be handed over
 
 
+def _call(what: Callable[[Any], None], of: Any) -> None:
+    try:
+        what(of)
+    except Exception:
+        logger.exception("what follows a commit failed; the commit stands")
+
+
 def _resolve(jobs: list[Job[Any]]) -> None:
     for job in jobs:
         future = job.future
         if future is None or future.done():
+            job.future = None  # so that nobody waits for what was told already
             continue
         if job.error is None:
             future.set_result(job.result)
