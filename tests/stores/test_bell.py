@@ -87,3 +87,29 @@ def test_a_bell_of_a_closed_loop_rings_for_nobody(loop):
     bell.ring("later")
     assert heard == []
     assert descriptors() <= before
+
+
+def test_what_rang_beside_something_that_ends_the_loop_is_heard_when_it_runs_again(loop):
+    heard = []
+
+    def hear(item):
+        heard.append(item)
+        if item == 1:
+            raise SystemExit
+        if item == 2:
+            done.set()
+
+    async def ring(bell):
+        for item in range(3):
+            bell.ring(item)
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+
+    done = asyncio.Event()
+    bell = Bell(loop, hear)
+    with pytest.raises(SystemExit):
+        loop.run_until_complete(ring(bell))
+    loop.run_until_complete(asyncio.wait_for(done.wait(), 10))
+    assert heard == [0, 1, 2]
+    bell.close()
+    loop.run_until_complete(asyncio.sleep(0))

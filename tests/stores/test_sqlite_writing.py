@@ -64,7 +64,7 @@ class Hold:
         self._entered, self._leave = threading.Event(), threading.Event()
 
     async def __aenter__(self):
-        self._task = self._store._writer.submit(Job(self._work))
+        self._task = self._store._writer.run(Job(self._work))
         await asyncio.to_thread(self._entered.wait)
 
     async def __aexit__(self, *_):
@@ -470,13 +470,16 @@ async def test_a_group_that_is_done_over_forgets_what_it_refused_before(store):
         if once:
             raise once.pop()
 
+    async def run_failing():
+        await store._writer.run(Job(fail_once))
+
     slow = [message(n) for n in range(1, AHEAD_FACTS + 3)]
     done = await append_at_once(
         store,
         [
             store.append(lease, 1, slow),
             store.append(lease, 1, [message(1, "foreseen")]),
-            store._writer.run(Job(fail_once)),
+            run_failing(),
         ],
     )
     assert [type(one).__name__ for one in done] == ["Appended", "PositionConflict", "NoneType"]
@@ -621,6 +624,41 @@ async def test_a_cancellation_that_the_outcome_overtakes_ends_the_append(store):
     assert (await store.load_state("talk")).seq == 2
 
 
+def test_where_a_task_ends_the_loop_the_others_of_its_group_go_on_with_the_next(tmp_path):
+    async def open_and_start():
+        store = await SqliteSessionStore.open(tmp_path)
+        return store, [await start(store, f"talk-{n}") for n in range(4)]
+
+    async def append(store, lease, state):
+        await store.append(lease, state.seq, [message(1)])
+        if lease.session == "talk-1":
+            raise SystemExit(3)
+        return lease.session
+
+    async def submit(store, sessions):
+        async with Hold(store):
+            tasks = [asyncio.create_task(append(store, *session)) for session in sessions]
+            await submitted(store, 4)
+        return tasks
+
+    async def finish(store, tasks):
+        done, _ = await asyncio.wait(tasks, timeout=10)
+        await store.close()
+        return sorted(task.result() for task in done)
+
+    loop = asyncio.new_event_loop()
+    try:
+        store, sessions = loop.run_until_complete(open_and_start())
+        tasks = loop.run_until_complete(submit(store, sessions))
+        with pytest.raises(SystemExit):
+            loop.run_until_complete(asyncio.gather(*tasks))
+        del tasks[1]
+        done = loop.run_until_complete(finish(store, tasks))
+    finally:
+        loop.close()
+    assert done == ["talk-0", "talk-2", "talk-3"]
+
+
 async def test_a_cancelled_append_that_fails_leaves_no_error_that_nobody_heard(store):
     lease, _ = await start(store)
     unheard = []
@@ -669,7 +707,7 @@ async def test_a_session_without_its_first_event_is_named_and_harms_nobody_else(
 async def test_a_job_that_fails_as_no_future_can_hold_is_settled_beside_its_group(store):
     lease, state = await start(store)
     async with Hold(store):
-        odd = store._writer.submit(Job(lambda _: next(iter(()))))
+        odd = store._writer.run(Job(lambda _: next(iter(()))))
         good = asyncio.create_task(store.append(lease, state.seq, [message(1)]))
         await submitted(store, 2)
     with pytest.raises(StoreFailed, match="StopIteration"):
@@ -687,7 +725,7 @@ async def test_a_writer_that_dies_fails_what_is_queued_and_what_comes_later(tmp_
 
     async with Hold(store):
         tasks = [
-            store._writer.submit(Job(lambda _: None, None, dying)),
+            store._writer.run(Job(lambda _: None, None, dying)),
             asyncio.create_task(store.append(lease, state.seq, [message(1)])),
         ]
         await submitted(store, 2)

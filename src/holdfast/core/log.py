@@ -27,6 +27,7 @@ from holdfast.core.payloads import (
     Slot,
     check_bytes,
     check_size,
+    is_proven_text,
     manifest_slots,
 )
 from holdfast.core.state import State
@@ -258,19 +259,16 @@ _CHECKS: dict[type[Fact], Callable[[State, Any], None]] = {
 
 
 def _payloads(
-    slots: Iterable[Slot],
+    slots: Sequence[Slot],
 ) -> tuple[dict[str, Slot], dict[str, Slot], dict[str, list[str]]]:
     """Return what comes with its bytes, what is referred to, and what manifests lead to."""
     inner: dict[str, list[str]] = {}
+    if len(slots) == 1 and is_proven_text(slots[0]):  # as most appends have it
+        alone = {slots[0].id: slots[0]}
+        return alone, alone, inner
     given: dict[str, Slot] = {}
     refs: dict[str, Slot] = {}
     queue = _apart(slots)
-    if len(queue) == 1:  # as most appends have it
-        [item] = queue
-        if item.data is not None and item.encoding != "manifest":
-            check_bytes(item, item.data)
-            alone = {item.id: item}
-            return alone, alone, inner
     at_hand = {item.id: item.data for item in queue if item.data is not None}
     while queue:
         item = queue.pop()

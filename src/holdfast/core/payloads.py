@@ -306,6 +306,21 @@ def size_error(item: Slot, size: int) -> InvalidRef:
     )
 
 
+def is_proven_text(item: Slot) -> bool:
+    """Tell at a glance that a slot is a text that stands apart, with the bytes of its id."""
+    proof, size = item.proof, item.size
+    return (
+        type(proof) is Proof
+        and proof.id is item.id
+        and proof.data is item.data
+        and type(size) is int
+        and INLINE_BYTES < size == len(proof.data)
+        and item.encoding == "text"
+        and item.kind in KINDS
+        and item.erased is None
+    )
+
+
 def check_bytes(item: Slot, data: bytes) -> bytes:
     """Return the bytes of a payload once their digest is proven; raise Corruption otherwise."""
     proof = item.proof

@@ -57,8 +57,12 @@ class Bell(Generic[T]):
         self._take()
 
     def _take(self) -> None:
-        while self._items:
-            self._hear(self._items.popleft())
+        try:
+            while self._items:
+                self._hear(self._items.popleft())
+        finally:
+            if self._items:
+                self.loop.call_soon(self._take)
 
     def _leave(self) -> None:
         self._take()

