@@ -71,22 +71,16 @@ def migrations() -> list[tuple[int, str, str]]:
 
 
 class Patience:
-    """A busy handler: waits for another process's short transactions, 1 to 10 ms at a time.
+    """A busy handler: waits for another process's short transactions, 1 to 10 ms at a time."""
 
-    `before` is called once whenever it begins to wait.
-    """
-
-    def __init__(self, before: Callable[[], None] | None = None) -> None:
+    def __init__(self) -> None:
         self.seconds = BUSY_SECONDS
-        self._before = before
         self._deadline = 0.0
 
     def __call__(self, attempt: int) -> bool:
         """Wait a little; tell whether to try again."""
         if attempt == 0:
             self._deadline = time.monotonic() + self.seconds
-            if self._before is not None:
-                self._before()
         if time.monotonic() > self._deadline:
             return False
         time.sleep(min(0.001 * (attempt + 1), 0.01))

@@ -2,11 +2,11 @@
 
 Whatever queued while the previous commit was syncing goes into the next one; there is no timer, so
 a lone append waits for nobody. Where many are on their way they go in two halves that take turns:
-the results of one are told just before the other is synced, so that its callers prepare their next
-writes meanwhile. What was foreseen is written by one statement; where something is not as it was
-thought, or is more than that, jobs are done one by one, each with a savepoint of its own, so that
-one that is refused leaves the rest of its group untouched. Results reach their event loops only
-after the commit. Every submitted job is settled, by the thread's own death if need be.
+while one is written and synced, the callers of the other prepare their next writes. What was
+foreseen is written by one statement; where something is not as it was thought, or is more than
+that, jobs are done one by one, each with a savepoint of its own, so that one that is refused leaves
+the rest of its group untouched. Results reach their event loops only after the commit. Every
+submitted job is settled, by the thread's own death if need be.
 """
 
 from __future__ import annotations
@@ -128,11 +128,10 @@ class Writer:
         self._follow = follow
         self._connection = connection
         self._cursor = connection.cursor()
-        # Nobody whose job is committed waits for another process as well.
-        self.patience = Patience(self._tell)
+        self.patience = Patience()
         connection.set_busy_handler(self.patience)
         self._queue: queue.SimpleQueue[Job[Any] | None] = queue.SimpleQueue()
-        self._committed: list[Job[Any]] = []
+        self._told = 0  # how many heard of the last group: they may come back
         self._closed = False
         self._dead: BaseException | None = None
         self._gate = threading.Lock()
@@ -192,10 +191,8 @@ class Writer:
         try:
             while self._take(jobs):
                 self._commit(jobs)
-                if len(jobs) > WHOLE_JOBS:
-                    self._committed = jobs
-                else:
-                    self._deliver(jobs)  # a few do not gain what they would wait for
+                _deliver(jobs)
+                self._told = len(jobs)
                 done, jobs = jobs, []
                 _call(self._follow, done)
         except BaseException as error:
@@ -204,13 +201,10 @@ class Writer:
 
     def _take(self, jobs: list[Job[Any]]) -> bool:
         """Wait for the next group; tell whether there is one."""
-        if self._committed and self._queue.empty():
-            self._tell()
         item = self._queue.get()
         others = self._queue.qsize()  # nobody else takes from there
-        on_their_way = 1 + others + len(self._committed)
+        on_their_way = 1 + others + self._told
         most = min(max(WHOLE_JOBS, (on_their_way + 1) // 2), GROUP_JOBS, 1 + others)
-        self._tell()
         while item is not None:
             jobs.append(item)
             if len(jobs) == most:
@@ -223,7 +217,6 @@ class Writer:
         """Let in no further job and fail all that are on their way."""
         with self._gate:
             self._dead = error
-        self._tell()
         for job in jobs:
             job.error = self._died(OutcomeUnknown, job)
         while not self._queue.empty():
@@ -231,7 +224,7 @@ class Writer:
             if queued is not None:
                 queued.error = self._died(NothingWritten, queued)
                 jobs.append(queued)
-        self._deliver(jobs)
+        _deliver(jobs)
         self._roll_back()
 
     def _died(self, kind: type[StoreFailed], job: Job[Any]) -> StoreFailed:
@@ -367,22 +360,6 @@ class Writer:
         named.__cause__ = error
         return named
 
-    def _tell(self) -> None:
-        """Tell those whose jobs are committed, if they do not know yet."""
-        if self._committed:
-            committed, self._committed = self._committed, []
-            self._deliver(committed)
-
-    def _deliver(self, jobs: list[Job[Any]]) -> None:
-        by_bell: dict[Bell[list[Job[Any]]], list[Job[Any]]] = {}
-        for job in jobs:
-            if job.bell is not None:
-                by_bell.setdefault(job.bell, []).append(job)
-            elif job.done is not None:
-                job.done.set()
-        for bell, group in by_bell.items():
-            bell.ring(group)
-
 
 def _all_foreseen(jobs: list[Job[Any]]) -> list[Foreseen] | None:
     """Return what was foreseen of a group, where that is all of it and fits into one statement."""
@@ -403,6 +380,17 @@ def _may_be_committed(error: BaseException, changed: bool) -> bool:
     if isinstance(error, apsw.Error):
         return isinstance(error, apsw.FullError | apsw.NoMemError)
     return changed  # not where a value could not even be handed over
+
+
+def _deliver(jobs: list[Job[Any]]) -> None:
+    by_bell: dict[Bell[list[Job[Any]]], list[Job[Any]]] = {}
+    for job in jobs:
+        if job.bell is not None:
+            by_bell.setdefault(job.bell, []).append(job)
+        elif job.done is not None:
+            job.done.set()
+    for bell, group in by_bell.items():
+        bell.ring(group)
 
 
 def _call(what: Callable[[Any], None], of: Any) -> None:
