@@ -74,7 +74,7 @@ def now() -> str:
         second = microseconds // 1_000_000
         text = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second))
         _this_second = (second, text)
-    return f"{text}.{microseconds % 1_000_000:06d}Z"
+    return f"{text}.{str(1_000_000 + microseconds % 1_000_000)[1:]}Z"
 
 
 _this_second = (-1, "")

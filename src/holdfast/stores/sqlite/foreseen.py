@@ -19,7 +19,7 @@ import apsw
 import msgspec
 
 from holdfast.core.errors import HoldfastError
-from holdfast.core.events import now
+from holdfast.core.events import Event, now
 from holdfast.core.facts import Fact
 from holdfast.core.heads import EdgeDraft, HeadDraft
 from holdfast.core.ids import check_key
@@ -49,7 +49,7 @@ _NO_MOVE = (None,) * 20
 _NO_EVENT = (None,) * 6
 _NO_PAYLOAD = (None,) * 4
 _NO_NEED = (None,) * 2
-_NOTHING_SELDOM = (None,) * 5
+_NOTHING_SELDOM: tuple[Any, ...] = (None,) * 5
 
 
 class Request(msgspec.Struct, frozen=True, gc=False):
@@ -150,7 +150,12 @@ def _values(
     batch: Batch,
     needs: list[tuple[bytes, int]],
 ) -> list[Any]:
-    after, lease = batch.state, request.lease
+    after, lease, seldom = batch.state, request.lease, _NOTHING_SELDOM
+    if request.consumes or snapshots.is_due(before.seq, after.seq):
+        consumed = request.consumes[0] if request.consumes else None
+        seldom = (None, consumed, *_snapshot(before, after))
+    at = int(time.time() * 1000)
+    events, items = batch.events, [*batch.payloads.values()]
     values: list[Any] = [
         row.key,
         row.id,
@@ -161,28 +166,27 @@ def _values(
         bytes.fromhex(before.digest),
         *sessions.moving(after),
         row.key if request.release else None,
+        *seldom,
+        *_told(events[0]),
     ]
-    if request.consumes or snapshots.is_due(before.seq, after.seq):
-        values += (None, request.consumes[0] if request.consumes else None)
-        values += _snapshot(before, after)
-    else:
-        values += _NOTHING_SELDOM
-    at = int(time.time() * 1000)
-    for event, item, need in zip_longest(batch.events, batch.payloads.values(), needs):
-        if len(values) >= _COLUMNS:
-            values += (row.key, None, row.tenant_key)
-            values += _NO_MOVE
-        if event is None:
-            values += _NO_EVENT
-        else:
-            digest = bytes.fromhex(event.digest)
-            values += (event.seq, event.type, event.version, event.at, digest, data_text(event))
-        if item is None:
-            values += _NO_PAYLOAD
-        else:
-            values += (payloads.raw(item.id), item.size, at, item.data)
-        values += need or _NO_NEED
+    values += _kept(items[0], at) if items else _NO_PAYLOAD
+    values += needs[0] if needs else _NO_NEED
+    if len(events) > 1 or len(items) > 1 or len(needs) > 1:
+        for event, item, need in zip_longest(events[1:], items[1:], needs[1:]):
+            values += (row.key, None, row.tenant_key, *_NO_MOVE)
+            values += _NO_EVENT if event is None else _told(event)
+            values += _NO_PAYLOAD if item is None else _kept(item, at)
+            values += need or _NO_NEED
     return values
+
+
+def _told(event: Event) -> tuple[Any, ...]:
+    digest = bytes.fromhex(event.digest)
+    return event.seq, event.type, event.version, event.at, digest, data_text(event)
+
+
+def _kept(item: Slot, at: int) -> tuple[Any, ...]:
+    return payloads.raw(item.id), item.size, at, item.data
 
 
 def _snapshot(before: State, after: State) -> tuple[Any, ...]:
