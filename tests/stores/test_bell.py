@@ -113,3 +113,28 @@ def test_what_rang_beside_something_that_ends_the_loop_is_heard_when_it_runs_aga
     assert heard == [0, 1, 2]
     bell.close()
     loop.run_until_complete(asyncio.sleep(0))
+
+
+def test_what_rings_while_others_are_heard_waits_for_the_loop_to_turn(loop):
+    turns, heard = [], []
+    done = asyncio.Event()
+
+    def hear(item):
+        heard.append((item, len(turns)))
+        if item < 3:
+            bell.ring(item + 1)
+        else:
+            done.set()
+
+    async def turn():
+        bell.ring(0)
+        while not done.is_set():
+            turns.append(1)
+            await asyncio.sleep(0)
+
+    bell = Bell(loop, hear)
+    loop.run_until_complete(asyncio.wait_for(turn(), 10))
+    assert [item for item, _ in heard] == [0, 1, 2, 3]
+    assert len({passed for _, passed in heard}) == 4
+    bell.close()
+    loop.run_until_complete(asyncio.sleep(0))

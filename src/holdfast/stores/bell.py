@@ -58,11 +58,12 @@ class Bell(Generic[T]):
 
     def _take(self) -> None:
         try:
-            while self._items:
+            # What comes meanwhile rings again: whatever else the loop has to do gets its turn.
+            for _ in range(len(self._items)):
                 self._hear(self._items.popleft())
-        finally:
-            if self._items:
-                self.loop.call_soon(self._take)
+        except BaseException:
+            self.loop.call_soon(self._take)
+            raise
 
     def _leave(self) -> None:
         self._take()
