@@ -11,10 +11,12 @@ from holdfast.core.forms import data_of
 from holdfast.core.payloads import (
     INLINE_BYTES,
     Erased,
+    Proof,
     Slot,
     check_bytes,
     digest_form,
     from_record,
+    is_proven_text,
     manifest,
     manifest_slots,
     slot,
@@ -196,3 +198,10 @@ def test_a_slot_without_bytes_says_where_to_get_them():
 
 def test_equal_values_have_equal_ids_whatever_they_are_for():
     assert slot("same", "message").id == slot("same", "final").id == digest_id(b"same")
+
+
+def test_a_proof_of_nothing_is_no_proof():
+    whole = slot("a long text " * 100, "message")
+    bare = Slot(whole.id, "text", "message", whole.size, proof=Proof(whole.id, None))
+    assert is_proven_text(whole)
+    assert not is_proven_text(bare)

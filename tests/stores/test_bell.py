@@ -138,3 +138,17 @@ def test_what_rings_while_others_are_heard_waits_for_the_loop_to_turn(loop):
     assert len({passed for _, passed in heard}) == 4
     bell.close()
     loop.run_until_complete(asyncio.sleep(0))
+
+
+def test_a_bell_lets_go_of_its_descriptor_whatever_its_last_item_does(loop):
+    def hear(_):
+        raise SystemExit
+
+    before = descriptors()
+    bell = Bell(loop, hear)
+    bell.close()
+    bell.ring(0)
+    with pytest.raises(SystemExit):
+        loop.run_until_complete(asyncio.sleep(0.01))
+    loop.run_until_complete(asyncio.sleep(0.01))
+    assert descriptors() == before

@@ -5,6 +5,7 @@ import gc
 import os
 import threading
 import uuid
+import weakref
 from dataclasses import replace
 
 import apsw
@@ -27,8 +28,9 @@ from holdfast.core.errors import (
     StoreFailed,
 )
 from holdfast.core.payloads import manifest, slot, to_record
+from holdfast.stores import feed
 from holdfast.stores.feed import POLL_SECONDS
-from holdfast.stores.port import InboxDraft, Lease
+from holdfast.stores.port import InboxDraft, Lease, Transient
 from holdfast.stores.snapshots import SNAPSHOT_EVENTS
 from holdfast.stores.sqlite import leases
 from holdfast.stores.sqlite.foreseen import _SIZES, AHEAD_FACTS
@@ -665,6 +667,79 @@ def test_where_a_task_ends_the_loop_the_others_of_its_group_go_on_with_the_next(
     finally:
         loop.close()
     assert done == ["talk-0", "talk-2", "talk-3"]
+
+
+async def test_a_transient_that_is_sent_after_an_append_comes_after_its_event(store):
+    lease, state = await start(store)
+    got, wanted = [], 400
+    seen = asyncio.Event()
+
+    async def follow():
+        async for item in store.subscribe("talk", after=state.seq):
+            got.append(item.data if isinstance(item, Transient) else -item.seq)
+            if len(got) == wanted:
+                seen.set()
+
+    following = asyncio.create_task(follow())
+    await asyncio.sleep(0)
+    seq = state.seq
+    for number in range(1, wanted // 2 + 1):
+        seq = (await store.append(lease, seq, [message(number)])).state.seq
+        store.notify(Transient("talk", "delta.token", seq))
+        await asyncio.sleep(0.001)
+    await asyncio.wait_for(seen.wait(), 20)
+    following.cancel()
+    assert [item for item in got if item > 0 and -item not in got[: got.index(item)]] == []
+
+
+async def test_an_idle_writer_keeps_nothing_of_what_it_wrote(store):
+    class Mine:
+        pass
+
+    async def refused():
+        mine = Mine()
+        try:
+            await store.append(lease, 99, [message(1)])
+        except PositionConflict:
+            return weakref.ref(mine)
+
+    lease, _ = await start(store)
+    mine = await asyncio.create_task(refused())
+    for _ in range(30):  # until the writer waits again
+        gc.collect()
+        if mine() is None:
+            break
+        await asyncio.sleep(0.01)
+    assert mine() is None
+
+
+async def test_hints_of_one_group_come_in_the_order_of_what_was_done(store, monkeypatch):
+    monkeypatch.setattr(feed, "POLL_SECONDS", 1000)  # which would put it right
+    lease, state = await start(store)
+    hints = store.subscribe_all()
+    async with Hold(store):
+        append = store.append(lease, state.seq, [message(1)], release=True)
+        appending = asyncio.create_task(append)
+        await submitted(store, 1)
+        deleting = asyncio.create_task(store.delete("talk"))
+        await submitted(store, 2)
+    await asyncio.gather(appending, deleting)
+    hint = await asyncio.wait_for(anext(aiter(hints)), 10)
+    assert (hint.session, hint.seq) == ("talk", 0)
+
+
+async def test_what_memory_had_wrong_of_a_row_is_learnt_from_it(store):
+    lease, state = await start(store)
+    await store.create_session("other", facts.SessionStarted(tenant="other"))
+    apsw.Connection(str(store._path / "events.db")).execute(
+        "UPDATE sessions SET tenant_key = (SELECT tenant_key FROM sessions WHERE id = 'other') "
+        "WHERE id = 'talk'"
+    )
+    in_steps, steps = store._writer._commit_in_steps, []
+    store._writer._commit_in_steps = lambda jobs, **how: (steps.append(1), in_steps(jobs, **how))
+    for number in (1, 2, 3):
+        state = (await store.append(lease, state.seq, [message(number)])).state
+    assert len(steps) == 1
 
 
 async def test_a_cancelled_append_that_fails_leaves_no_error_that_nobody_heard(store):

@@ -264,7 +264,7 @@ def _payloads(
     """Return what comes with its bytes, what is referred to, and what manifests lead to."""
     inner: dict[str, list[str]] = {}
     if len(slots) == 1 and is_proven_text(slots[0]):  # as most appends have it
-        alone = {slots[0].id: slots[0]}
+        alone = {slots[0].id: slots[0]}  # nobody changes either
         return alone, alone, inner
     given: dict[str, Slot] = {}
     refs: dict[str, Slot] = {}

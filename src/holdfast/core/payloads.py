@@ -312,7 +312,7 @@ def is_proven_text(item: Slot) -> bool:
     return (
         type(proof) is Proof
         and proof.id is item.id
-        and proof.data is item.data
+        and proof.data is item.data is not None
         and type(size) is int
         and INLINE_BYTES < size == len(proof.data)
         and item.encoding == "text"

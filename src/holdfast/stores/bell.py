@@ -1,7 +1,8 @@
 """A bell: how a thread hands things to an event loop.
 
 It does what `call_soon_threadsafe` does, by an eventfd where the platform has one: waking a loop
-takes half as long, and half of an append's way back is waking the loop.
+takes half as long, and half of an append's way back is waking the loop. What hears may be the code
+of whoever waited, which takes its time and may raise.
 """
 
 from __future__ import annotations
@@ -53,7 +54,8 @@ class Bell(Generic[T]):
 
     def _answer(self) -> None:
         assert self._eventfd is not None
-        os.eventfd_read(self._eventfd)
+        with suppress(BlockingIOError):  # a pass that was broken off may come here twice
+            os.eventfd_read(self._eventfd)
         self._take()
 
     def _take(self) -> None:
@@ -66,10 +68,12 @@ class Bell(Generic[T]):
             raise
 
     def _leave(self) -> None:
-        self._take()
-        if self._eventfd is not None:
-            self.loop.remove_reader(self._eventfd)
-        self._let_go()
+        try:
+            self._take()
+        finally:
+            if self._eventfd is not None:
+                self.loop.remove_reader(self._eventfd)
+            self._let_go()
 
     def _let_go(self) -> None:
         with self._guard:

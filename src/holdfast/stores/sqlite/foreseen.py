@@ -167,25 +167,25 @@ def _values(
         *sessions.moving(after),
         row.key if request.release else None,
         *seldom,
-        *_told(events[0]),
+        *_event_columns(events[0]),
     ]
-    values += _kept(items[0], at) if items else _NO_PAYLOAD
+    values += _payload_columns(items[0], at) if items else _NO_PAYLOAD
     values += needs[0] if needs else _NO_NEED
     if len(events) > 1 or len(items) > 1 or len(needs) > 1:
         for event, item, need in zip_longest(events[1:], items[1:], needs[1:]):
             values += (row.key, None, row.tenant_key, *_NO_MOVE)
-            values += _NO_EVENT if event is None else _told(event)
-            values += _NO_PAYLOAD if item is None else _kept(item, at)
+            values += _NO_EVENT if event is None else _event_columns(event)
+            values += _NO_PAYLOAD if item is None else _payload_columns(item, at)
             values += need or _NO_NEED
     return values
 
 
-def _told(event: Event) -> tuple[Any, ...]:
+def _event_columns(event: Event) -> tuple[Any, ...]:
     digest = bytes.fromhex(event.digest)
     return event.seq, event.type, event.version, event.at, digest, data_text(event)
 
 
-def _kept(item: Slot, at: int) -> tuple[Any, ...]:
+def _payload_columns(item: Slot, at: int) -> tuple[Any, ...]:
     return payloads.raw(item.id), item.size, at, item.data
 
 

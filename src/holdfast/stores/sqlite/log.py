@@ -94,7 +94,10 @@ class Log:
         )
 
     def realize(self, cursor: apsw.Cursor, items: Sequence[Foreseen]) -> None:
-        """Do what was foreseen; ConstraintError where not all is as it was thought to be."""
+        """Do what was foreseen; ConstraintError where not all is as it was thought to be.
+
+        Leases are noted here, before the commit; states by who asked, once it stands.
+        """
         foreseen.write(cursor, items)
         for item in items:
             if isinstance(item.done, Lease):

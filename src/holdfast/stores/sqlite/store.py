@@ -86,7 +86,7 @@ class SqliteSessionStore(SqliteReading):
         self._closed = False
         owner = Owner(self._beat, lease_seconds=lease_seconds)
         super().__init__(Readers(database), self._log.states, blobs, owner)
-        self._writer = Writer(database, connection, self._log.realize, self._follow)
+        self._writer = Writer(database, connection, self._log.realize)
 
     @classmethod
     async def open(
@@ -188,9 +188,10 @@ class SqliteSessionStore(SqliteReading):
         if ahead is None:
             return await self._append_unforeseen(request)
         work = partial(self._log.append, request)
-        settled = partial(self._released, lease) if release else None
+        settled = self._settled(request) if release else self._appended
         done = await self._writer.run(Job(work, session_id, settled, _is_appended, ahead))
-        self._log.states.remember(ahead.row, done.state)
+        if done is ahead.done:  # else the writer looked itself, and knows better
+            self._log.states.remember(ahead.row, done.state)
         return done
 
     async def _append_unforeseen(self, request: Request) -> Appended:
@@ -205,8 +206,7 @@ class SqliteSessionStore(SqliteReading):
         work = partial(self._log.append, request)
 
         def job() -> Job[Appended]:
-            settled = partial(self._released, request.lease) if request.release else None
-            return Job(work, session_id, settled, _is_appended)
+            return Job(work, session_id, self._settled(request), _is_appended)
 
         return await self._with_blobs(large, tenant, job)
 
@@ -428,15 +428,16 @@ class SqliteSessionStore(SqliteReading):
     def _truncate(self, _: Any) -> None:
         self._database.truncate_log(self._connection, self._writer.patience)
 
-    def _released(self, lease: Lease, _: Appended) -> None:
-        self._holdings.leave(lease)
+    def _settled(self, request: Request) -> Callable[[Appended], None]:
+        return partial(self._released, request.lease) if request.release else self._appended
 
-    def _follow(self, jobs: Sequence[Job[Any]]) -> None:
-        if self._feed.is_quiet:
-            return
-        for job in jobs:
-            if job.error is None and isinstance(job.result, Appended):
-                self._wake(job.result.state)
+    def _released(self, lease: Lease, done: Appended) -> None:
+        self._holdings.leave(lease)
+        self._wake(done.state)
+
+    def _appended(self, done: Appended) -> None:
+        if not self._feed.is_quiet:
+            self._wake(done.state)
 
     def _wake(self, state: State) -> None:
         self._feed.wake(state.session, state.seq)
