@@ -37,19 +37,17 @@ AHEAD_FACTS = 32
 AHEAD_BYTES = 256 * 1024
 """An append of more is computed in the writer's thread, so that the event loop goes on."""
 
-_SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
+_SIZES = (*range(1, 9), *range(10, 17, 2), *range(20, 33, 4), *range(40, 65, 8), 96, 128)
 """How many rows a statement has; what is missing is made up by empty ones."""
 
 _ROW = re.compile(r"\(\s*\?[?,\s]*\)")
-_NAMES = re.findall(r"\w+", SQL["foreseen"].partition("(")[2].partition(")")[0])
+_NAMES = re.findall(r"\w+", SQL["foreseen"].partition("VIEW foreseen (")[2].partition(")")[0])
 _COLUMNS = len(_NAMES)
-MOST_VALUES = _SIZES[-1] * _COLUMNS
+MOST_ROWS = _SIZES[-1]
 """What fits into one statement."""
-_NO_MOVE = (None,) * 20
+_NO_MOVE = (None,) * 13
 _NO_EVENT = (None,) * 6
-_NO_PAYLOAD = (None,) * 4
-_NO_NEED = (None,) * 2
-_NOTHING_SELDOM: tuple[Any, ...] = (None,) * 5
+_NO_PAYLOAD = (None,) * 3
 
 
 class Request(msgspec.Struct, frozen=True, gc=False):
@@ -78,6 +76,13 @@ class Foreseen(msgspec.Struct, frozen=True, gc=False):
     values: list[Any]
 
 
+class Group(msgspec.Struct, frozen=True, gc=False):
+    """Writes that are done together, by as few statements as hold them."""
+
+    items: Sequence[Foreseen]
+    statements: list[tuple[str, list[Any]]]
+
+
 def prepare(connection: apsw.Connection) -> None:
     """Make the view and its triggers, which belong to one connection."""
     connection.pragma("temp_store", "memory")
@@ -104,14 +109,14 @@ def foresee(known: tuple[SessionRow, State] | None, request: Request) -> Foresee
         return None  # the transaction looks itself, and says why
     if batch.loose:
         return None
-    needs: list[tuple[bytes, int]] = []
+    needs: dict[str, int] = {}
     if len(batch.refs) > len(batch.payloads):
         for payload_id, item in batch.refs.items():
             if payload_id in batch.payloads:
                 continue
             if item.size > ROW_PAYLOAD_BYTES or not payloads.is_proven(state, item):
                 return None
-            needs.append((payloads.raw(payload_id), item.size))
+            needs[payloads.raw(payload_id).hex()] = item.size
     # A lease is given back like this only where nothing waits.
     done = Appended(batch.events, batch.state, batch.head, 0 if request.release else None)
     return Foreseen(row, done, _values(row, state, request, batch, needs))
@@ -138,45 +143,33 @@ def foresee_lease(
     if type(last) is not int:
         return None  # a damaged row
     lease = Lease(row.id, owner, last + 1, state.seq)
-    told = {"session": row.key, "id": row.id, "epoch": lease.epoch, "was_seq": lease.seq}
-    values = list(map((told | {"takes": owner}).get, _NAMES))
+    told = {"session": row.key, "epoch": lease.epoch, "was_seq": lease.seq}
+    values = list(map((told | {"seldom": _json({"takes": owner})}).get, _NAMES))
     return Foreseen(row, lease, values)
 
 
 def _values(
-    row: SessionRow,
-    before: State,
-    request: Request,
-    batch: Batch,
-    needs: list[tuple[bytes, int]],
+    row: SessionRow, before: State, request: Request, batch: Batch, needs: dict[str, int]
 ) -> list[Any]:
-    after, lease, seldom = batch.state, request.lease, _NOTHING_SELDOM
-    if request.consumes or snapshots.is_due(before.seq, after.seq):
-        consumed = request.consumes[0] if request.consumes else None
-        seldom = (None, consumed, *_snapshot(before, after))
-    at = int(time.time() * 1000)
-    events, items = batch.events, [*batch.payloads.values()]
-    values: list[Any] = [
-        row.key,
-        row.id,
-        row.tenant_key,
+    after, lease, seldom = batch.state, request.lease, None
+    if needs or request.consumes or snapshots.is_due(before.seq, after.seq):
+        seldom = _seldom(request, before, after, needs)
+    move = (
         lease.owner,
         lease.epoch,
         before.seq,
         bytes.fromhex(before.digest),
-        *sessions.moving(after),
+        *sessions.standing(after),
         row.key if request.release else None,
-        *seldom,
-        *_event_columns(events[0]),
-    ]
-    values += _payload_columns(items[0], at) if items else _NO_PAYLOAD
-    values += needs[0] if needs else _NO_NEED
-    if len(events) > 1 or len(items) > 1 or len(needs) > 1:
-        for event, item, need in zip_longest(events[1:], items[1:], needs[1:]):
-            values += (row.key, None, row.tenant_key, *_NO_MOVE)
-            values += _NO_EVENT if event is None else _event_columns(event)
-            values += _NO_PAYLOAD if item is None else _payload_columns(item, at)
-            values += need or _NO_NEED
+        seldom,
+    )
+    events, last, at = batch.events, batch.events[-1], int(time.time() * 1000)
+    values: list[Any] = []
+    for event, item in zip_longest(events, batch.payloads.values()):
+        values += (row.key, row.tenant_key)
+        values += move if event is last else _NO_MOVE
+        values += _NO_EVENT if event is None else _event_columns(event)
+        values += _NO_PAYLOAD if item is None else (payloads.raw(item.id), at, item.data)
     return values
 
 
@@ -185,33 +178,42 @@ def _event_columns(event: Event) -> tuple[Any, ...]:
     return event.seq, event.type, event.version, event.at, digest, data_text(event)
 
 
-def _payload_columns(item: Slot, at: int) -> tuple[Any, ...]:
-    return payloads.raw(item.id), item.size, at, item.data
+def _seldom(request: Request, before: State, after: State, needs: dict[str, int]) -> str:
+    told: dict[str, Any] = {"needs": needs}
+    if request.consumes:
+        told["item"] = request.consumes[0]
+    if snapshots.is_due(before.seq, after.seq):
+        taken = snapshots.take(after)
+        told |= {"fold": taken.fold, "checksum": taken.checksum, "body": taken.body.hex()}
+    return _json(told)
 
 
-def _snapshot(before: State, after: State) -> tuple[Any, ...]:
-    if not snapshots.is_due(before.seq, after.seq):
-        return None, None, None
-    taken = snapshots.take(after)
-    return taken.fold, bytes.fromhex(taken.checksum), taken.body
+def _json(told: dict[str, Any]) -> str:
+    return msgspec.json.encode(told).decode()
 
 
-def write(cursor: apsw.Cursor, items: Sequence[Foreseen]) -> None:
-    """Do what was foreseen; ConstraintError, and nothing at all, where not all is as thought.
-
-    Up to MOST_VALUES are one statement, and so a transaction of their own where there is none.
-    """
-    if len(items) == 1 and len(items[0].values) == _COLUMNS:
-        cursor.execute(_statement(1), items[0].values)
-        return
-    values = list(chain.from_iterable([item.values for item in items]))
-    for start in range(0, len(values), MOST_VALUES):
-        part = values[start : start + MOST_VALUES]
+def grouped(items: Sequence[Foreseen]) -> Group:
+    """Return writes as the statements that do them, one where they have at most MOST_ROWS."""
+    values = items[0].values
+    if len(items) > 1:
+        values = list(chain.from_iterable([item.values for item in items]))
+    statements = []
+    for start in range(0, len(values), MOST_ROWS * _COLUMNS):
+        part = values[start : start + MOST_ROWS * _COLUMNS]
         rows = len(part) // _COLUMNS
         size = _SIZES[bisect_left(_SIZES, rows)]
-        if size > rows:
-            part += [None] * ((size - rows) * _COLUMNS)
-        cursor.execute(_statement(size), part)
+        part += [None] * ((size - rows) * _COLUMNS)
+        statements.append((_statement(size), part))
+    return Group(items, statements)
+
+
+def write(cursor: apsw.Cursor, group: Group) -> None:
+    """Do what was foreseen; ConstraintError, and nothing at all, where not all is as thought.
+
+    One statement is a transaction of its own where there is none.
+    """
+    for statement, values in group.statements:
+        cursor.execute(statement, values)
 
 
 @functools.cache

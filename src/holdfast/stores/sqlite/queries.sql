@@ -49,7 +49,7 @@ FROM sessions WHERE id = ?
 -- name: insert_session
 INSERT INTO sessions (
   id, tenant, tenant_key, kind, agent, parent, origin, labels, started_at,
-  seq, digest, status, updated_at, turns, last_turn, head, usd, tokens, unknown_usd
+  seq, digest, updated_at, status, turns, last_turn, head, usd, tokens, unknown_usd
 ) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) RETURNING key
 
 -- name: heal_session
@@ -60,7 +60,7 @@ WHERE key = ?
 
 -- name: move_session
 UPDATE sessions SET
-  seq = ?, digest = ?, status = ?, updated_at = ?, turns = ?, last_turn = ?, head = ?, usd = ?,
+  seq = ?, digest = ?, updated_at = ?, status = ?, turns = ?, last_turn = ?, head = ?, usd = ?,
   tokens = ?, unknown_usd = ?
 WHERE key = ?
 
@@ -317,27 +317,26 @@ SELECT id, seq FROM sessions
 SELECT id, 0 FROM tombstones WHERE key > ?
 
 -- name: foreseen
+-- Each row is an event, with what its append changes beside it in the row of its last one. What most
+-- appends have nothing of is `seldom`, an object in JSON: a group binds and copies every column of
+-- every row, and keeps the interpreter from the event loop while it binds.
 CREATE TEMP VIEW foreseen (
-  session, id, tenant, owner, epoch, was_seq, was_digest,
-  seq, digest, status, updated_at, turns, last_turn, head, usd, tokens, unknown_usd,
-  leaves, takes, item, fold, checksum, body,
-  event_seq, type, version, at, event_digest, data,
-  payload, size, payload_at, bytes,
-  need, need_size
+  session, tenant, owner, epoch, was_seq, was_digest,
+  status, turns, last_turn, head, usd, tokens, unknown_usd, leaves, seldom,
+  seq, type, version, at, digest, data,
+  payload, payload_at, bytes
 ) AS SELECT
-  NULL, NULL, NULL, NULL, NULL, NULL, NULL,
-  NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
   NULL, NULL, NULL, NULL, NULL, NULL,
+  NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
   NULL, NULL, NULL, NULL, NULL, NULL,
-  NULL, NULL, NULL, NULL,
-  NULL, NULL;
+  NULL, NULL, NULL;
 
 CREATE TEMP TRIGGER foreseen_append INSTEAD OF INSERT ON foreseen BEGIN
   UPDATE sessions SET
-    seq = NEW.seq, digest = NEW.digest, status = NEW.status, updated_at = NEW.updated_at,
+    seq = NEW.seq, digest = NEW.digest, status = NEW.status, updated_at = NEW.at,
     turns = NEW.turns, last_turn = NEW.last_turn, head = NEW.head, usd = NEW.usd,
     tokens = NEW.tokens, unknown_usd = NEW.unknown_usd
-  WHERE key = NEW.session AND id = NEW.id AND tenant_key = NEW.tenant AND owner = NEW.owner
+  WHERE key = NEW.session AND tenant_key = NEW.tenant AND owner = NEW.owner
     AND epoch = NEW.epoch AND seq = NEW.was_seq AND digest = NEW.was_digest;
   SELECT RAISE(ROLLBACK, 'the session is elsewhere')
   WHERE NEW.was_digest IS NOT NULL AND changes() = 0;
@@ -346,7 +345,7 @@ CREATE TEMP TRIGGER foreseen_append INSTEAD OF INSERT ON foreseen BEGIN
   WHERE session = NEW.leaves AND consumed_seq IS NULL LIMIT 1;
 
   INSERT INTO payloads (tenant, id, size, at, data, session, used)
-  SELECT NEW.tenant, NEW.payload, NEW.size, NEW.payload_at, NEW.bytes, NEW.session, 1
+  SELECT NEW.tenant, NEW.payload, length(NEW.bytes), NEW.payload_at, NEW.bytes, NEW.session, 1
   WHERE NEW.payload IS NOT NULL
   ON CONFLICT (tenant, id) DO UPDATE SET used = 1 WHERE session = NEW.session AND used = 0;
   INSERT INTO refs (payload, session, used)
@@ -355,34 +354,38 @@ CREATE TEMP TRIGGER foreseen_append INSTEAD OF INSERT ON foreseen BEGIN
   ON CONFLICT DO UPDATE SET used = 1;
 
   INSERT INTO events (session, seq, type, version, at, digest, data)
-  SELECT NEW.session, NEW.event_seq, NEW.type, NEW.version, NEW.at, NEW.event_digest, NEW.data
+  SELECT NEW.session, NEW.seq, NEW.type, NEW.version, NEW.at, NEW.digest, NEW.data
   WHERE NEW.type IS NOT NULL;
 END;
 
 CREATE TEMP TRIGGER foreseen_seldom INSTEAD OF INSERT ON foreseen
-WHEN coalesce(NEW.takes, NEW.item, NEW.fold, NEW.need) IS NOT NULL BEGIN
-  UPDATE sessions SET owner = NEW.takes, epoch = NEW.epoch
-  WHERE NEW.takes IS NOT NULL AND key = NEW.session AND id = NEW.id AND owner IS NULL
+WHEN NEW.seldom IS NOT NULL BEGIN
+  UPDATE sessions SET owner = NEW.seldom ->> 'takes', epoch = NEW.epoch
+  WHERE NEW.seldom ->> 'takes' IS NOT NULL AND key = NEW.session AND owner IS NULL
     AND epoch = NEW.epoch - 1 AND seq = NEW.was_seq AND imported = 0;
-  SELECT RAISE(ROLLBACK, 'the session is taken') WHERE NEW.takes IS NOT NULL AND (
+  SELECT RAISE(ROLLBACK, 'the session is taken') WHERE NEW.seldom ->> 'takes' IS NOT NULL AND (
     changes() = 0
     OR EXISTS (SELECT 1 FROM inbox WHERE session = NEW.session AND consumed_seq IS NULL)
   );
 
   UPDATE inbox SET consumed_seq = NEW.seq
-  WHERE session = NEW.session AND name = NEW.item AND consumed_seq IS NULL;
-  SELECT RAISE(ROLLBACK, 'nothing waits') WHERE NEW.item IS NOT NULL AND changes() = 0;
+  WHERE session = NEW.session AND name = NEW.seldom ->> 'item' AND consumed_seq IS NULL;
+  SELECT RAISE(ROLLBACK, 'nothing waits')
+  WHERE NEW.seldom ->> 'item' IS NOT NULL AND changes() = 0;
 
   INSERT INTO snapshots (session, seq, fold, digest, checksum, body)
-  SELECT NEW.session, NEW.seq, NEW.fold, NEW.digest, NEW.checksum, NEW.body
-  WHERE NEW.fold IS NOT NULL
+  SELECT
+    NEW.session, NEW.seq, NEW.seldom ->> 'fold', NEW.digest,
+    unhex(NEW.seldom ->> 'checksum'), unhex(NEW.seldom ->> 'body')
+  WHERE NEW.seldom ->> 'fold' IS NOT NULL
   ON CONFLICT (session) DO UPDATE SET
     seq = excluded.seq, fold = excluded.fold, digest = excluded.digest,
     checksum = excluded.checksum, body = excluded.body;
 
-  SELECT RAISE(ROLLBACK, 'a payload is not in use') WHERE NEW.need IS NOT NULL AND NOT EXISTS (
+  SELECT RAISE(ROLLBACK, 'a payload is not in use') FROM json_each(NEW.seldom, '$.needs') AS needed
+  WHERE NOT EXISTS (
     SELECT 1 FROM payloads p LEFT JOIN refs r ON r.payload = p.key AND r.session = NEW.session
-    WHERE p.tenant = NEW.tenant AND p.id = NEW.need AND p.size = NEW.need_size
+    WHERE p.tenant = NEW.tenant AND p.id = unhex(needed.key) AND p.size = needed.value
       AND p.data IS NOT NULL
       AND CASE p.session WHEN NEW.session THEN p.used ELSE r.used END
   );
@@ -391,10 +394,8 @@ END
 -- name: do_foreseen
 -- Conflicts end the whole transaction: SQLite then need not keep what each row changed.
 INSERT OR ROLLBACK INTO foreseen VALUES (
-  ?, ?, ?, ?, ?, ?, ?,
-  ?, ?, ?, ?, ?, ?, ?, ?, ?, ?,
   ?, ?, ?, ?, ?, ?,
+  ?, ?, ?, ?, ?, ?, ?, ?, ?,
   ?, ?, ?, ?, ?, ?,
-  ?, ?, ?, ?,
-  ?, ?
+  ?, ?, ?
 )

@@ -60,7 +60,8 @@ def look_up(cursor: apsw.Cursor, session_id: str) -> SessionRow | None:
 def insert(cursor: apsw.Cursor, state: State) -> SessionRow:
     """Add the row of a new session."""
     fixed = _fixed(cursor, state)
-    key = cursor.execute(SQL["insert_session"], (state.session, *fixed, *moving(state))).get
+    told = (state.session, *fixed, *_tip(state), *standing(state))
+    key = cursor.execute(SQL["insert_session"], told).get
     digest = bytes.fromhex(state.digest)
     return SessionRow(
         key, state.session, state.tenant, fixed[1], state.seq, digest, None, 0, imported=0
@@ -92,17 +93,18 @@ def _fixed(cursor: apsw.Cursor, state: State) -> tuple[Any, ...]:
 
 def move(cursor: apsw.Cursor, key: int, state: State) -> None:
     """Say where a session stands after an append."""
-    cursor.execute(SQL["move_session"], (*moving(state), key))
+    cursor.execute(SQL["move_session"], (*_tip(state), *standing(state), key))
 
 
-def moving(state: State) -> tuple[Any, ...]:
-    """Return what a session's row says of where its log stands."""
+def _tip(state: State) -> tuple[Any, ...]:
+    return state.seq, bytes.fromhex(state.digest), state.updated_at
+
+
+def standing(state: State) -> tuple[Any, ...]:
+    """Return what a session's row says of how things stand, beside its last event."""
     spend = state.spend
     return (
-        state.seq,
-        bytes.fromhex(state.digest),
         state.status,
-        state.updated_at,
         state.counters.get("turn", 0),
         state.last_turn,
         state.head,

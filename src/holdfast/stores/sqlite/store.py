@@ -86,7 +86,7 @@ class SqliteSessionStore(SqliteReading):
         self._closed = False
         owner = Owner(self._beat, lease_seconds=lease_seconds)
         super().__init__(Readers(database), self._log.states, blobs, owner)
-        self._writer = Writer(database, connection, self._log.realize)
+        self._writer = Writer(database, connection, self._log.realize, self._heed)
 
     @classmethod
     async def open(
@@ -153,7 +153,7 @@ class SqliteSessionStore(SqliteReading):
         work = partial(self._log.create, session_id, started, given, adopt_from)
 
         def job() -> Job[State]:
-            return Job(work, session_id, self._wake, Log.is_stored)
+            return Job(work, session_id, stored=Log.is_stored, moved=_place)
 
         return await self._with_blobs(large, started.tenant, job)
 
@@ -188,8 +188,9 @@ class SqliteSessionStore(SqliteReading):
         if ahead is None:
             return await self._append_unforeseen(request)
         work = partial(self._log.append, request)
-        settled = self._settled(request) if release else self._appended
-        done = await self._writer.run(Job(work, session_id, settled, _is_appended, ahead))
+        settled = self._settled(request) if release else None
+        job = Job(work, session_id, settled, _is_appended, ahead, _appended_place)
+        done = await self._writer.run(job)
         if done is ahead.done:  # else the writer looked itself, and knows better
             self._log.states.remember(ahead.row, done.state)
         return done
@@ -206,7 +207,8 @@ class SqliteSessionStore(SqliteReading):
         work = partial(self._log.append, request)
 
         def job() -> Job[Appended]:
-            return Job(work, session_id, self._settled(request), _is_appended)
+            settled = self._settled(request)
+            return Job(work, session_id, settled, _is_appended, moved=_appended_place)
 
         return await self._with_blobs(large, tenant, job)
 
@@ -233,7 +235,7 @@ class SqliteSessionStore(SqliteReading):
         work = partial(self._log.put_inbox, session_id, draft)
 
         def job() -> Job[tuple[InboxItem, int]]:
-            return Job(work, session_id, lambda done: self._feed.wake(session_id, done[1]))
+            return Job(work, session_id, moved=lambda done: (session_id, done[1]))
 
         item, _ = await self._with_blobs(large, tenant, job)
         return item
@@ -304,7 +306,7 @@ class SqliteSessionStore(SqliteReading):
         """Delete a session that nobody drives."""
         self._check(session_id)
         work = partial(self._log.delete, session_id)
-        await self._writer.run(Job(work, session_id, lambda _: self._feed.wake(session_id, 0)))
+        await self._writer.run(Job(work, session_id, moved=lambda _: (session_id, 0)))
 
     async def erase(self, session_id: str, payload_id: str, rule: str) -> int:
         """Erase one value from a session, from the write-ahead log too."""
@@ -385,12 +387,8 @@ class SqliteSessionStore(SqliteReading):
         ]
         work = partial(self._log.import_log, Copy(session_id, events, payloads, erased or {}))
 
-        def imported(done: tuple[ImportOutcome, State | None]) -> None:
-            if done[1] is not None:
-                self._wake(done[1])
-
         def job() -> Job[tuple[ImportOutcome, State | None]]:
-            return Job(work, session_id, imported)
+            return Job(work, session_id, moved=lambda done: _place(done[1]))
 
         outcome, _ = await self._with_blobs(large, tenant, job)
         await self._sweep([(tenant, item.id) for item in large])  # what was erased here stays so
@@ -428,19 +426,18 @@ class SqliteSessionStore(SqliteReading):
     def _truncate(self, _: Any) -> None:
         self._database.truncate_log(self._connection, self._writer.patience)
 
-    def _settled(self, request: Request) -> Callable[[Appended], None]:
-        return partial(self._released, request.lease) if request.release else self._appended
+    def _settled(self, request: Request) -> Callable[[Appended], None] | None:
+        return (lambda _: self._holdings.leave(request.lease)) if request.release else None
 
-    def _released(self, lease: Lease, done: Appended) -> None:
-        self._holdings.leave(lease)
-        self._wake(done.state)
-
-    def _appended(self, done: Appended) -> None:
-        if not self._feed.is_quiet:
-            self._wake(done.state)
-
-    def _wake(self, state: State) -> None:
-        self._feed.wake(state.session, state.seq)
+    def _heed(self, jobs: Sequence[Job[Any]]) -> None:
+        """Wake who follows the sessions that a group moved."""
+        if self._feed.is_quiet:
+            return
+        for job in jobs:
+            if job.moved is not None and job.error is None:
+                place = job.moved(job.result)
+                if place is not None:
+                    self._feed.wake(*place)
 
     async def _tenant(self, session_id: str) -> str:
         tenant = self._tenants.get(session_id)
@@ -480,6 +477,14 @@ class SqliteSessionStore(SqliteReading):
         for start in range(0, len(blobs), collector.BATCH):
             part = blobs[start : start + collector.BATCH]
             await self._writer.run(Job(partial(collector.sweep, self._blobs, part)))
+
+
+def _place(state: State | None) -> tuple[str, int] | None:
+    return None if state is None else (state.session, state.seq)
+
+
+def _appended_place(done: Appended) -> tuple[str, int] | None:
+    return _place(done.state)
 
 
 def _is_appended(cursor: apsw.Cursor, done: Appended) -> bool:

@@ -7,6 +7,10 @@ foreseen is written by one statement; where something is not as it was thought, 
 that, jobs are done one by one, each with a savepoint of its own, so that one that is refused leaves
 the rest of its group untouched. Results reach their event loops only after the commit. Every
 submitted job is settled, by the thread's own death if need be.
+
+The interpreter is what the writer and the event loops have to share. So the next group is made up
+before the last one is told: what is left to do then is less than it takes a sleeping loop to wake,
+which else would wait for the interpreter and have to be woken twice.
 """
 
 from __future__ import annotations
@@ -27,13 +31,13 @@ from holdfast.core.errors import HoldfastError, NothingWritten, OutcomeUnknown, 
 from holdfast.stores.bell import Bell
 from holdfast.stores.rows import closed_error
 from holdfast.stores.sqlite.database import FAILURES, SQL, Database, Patience
-from holdfast.stores.sqlite.foreseen import MOST_VALUES, Foreseen
+from holdfast.stores.sqlite.foreseen import Foreseen, Group, grouped
 
 logger = logging.getLogger("holdfast.stores")
 
 T = TypeVar("T")
 
-Realize = Callable[[apsw.Cursor, Sequence[Foreseen]], None]
+Realize = Callable[[apsw.Cursor, Group], None]
 """Does what was foreseen; ConstraintError, and nothing at all, where something is not so."""
 
 GROUP_JOBS = 512
@@ -97,8 +101,9 @@ class Job(msgspec.Struct, Generic[T], eq=False):
 
     `work` is its part of a transaction, and may be run again after a rollback. What is `foreseen`
     is tried first: the same work, computed already, which counts where all is as it was thought.
-    `settled` is called in the writer after the commit with the result. `stored` tells, on a later
-    look at the database, whether the work was committed; where it cannot tell it is None.
+    `settled` is called in the writer after the commit with the result, and `moved` tells from it
+    which session stands where now. `stored` tells, on a later look at the database, whether the
+    work was committed; where it cannot tell it is None.
     """
 
     work: Callable[[apsw.Cursor], T]
@@ -106,6 +111,7 @@ class Job(msgspec.Struct, Generic[T], eq=False):
     settled: Callable[[T], None] | None = None
     stored: Callable[[apsw.Cursor, T], bool] | None = None
     foreseen: Foreseen | None = None
+    moved: Callable[[T], tuple[str, int] | None] | None = None
     result: T | None = None
     error: BaseException | None = None
     bell: Bell[list[Job[Any]]] | None = None
@@ -116,9 +122,17 @@ class Job(msgspec.Struct, Generic[T], eq=False):
 class Writer:
     """Runs jobs in order, durably."""
 
-    def __init__(self, database: Database, connection: apsw.Connection, realize: Realize) -> None:
+    def __init__(
+        self,
+        database: Database,
+        connection: apsw.Connection,
+        realize: Realize,
+        heed: Callable[[Sequence[Job[Any]]], None],
+    ) -> None:
+        """Start the thread; `heed` hears there of what is settled, before whoever asked for it."""
         self._database = database
         self._realize = realize
+        self._heed = heed
         self._connection = connection
         self._cursor = connection.cursor()
         self.patience = Patience()
@@ -181,20 +195,30 @@ class Writer:
 
     def _run(self) -> None:
         jobs: list[Job[Any]] = []
+        settled: list[Job[Any]] = []
         try:
-            while self._take(jobs):
-                self._commit(jobs)
-                _deliver(jobs)
+            while True:
+                if not self._queue.qsize():  # nobody else takes from there
+                    _deliver(settled)
+                    settled = []  # nothing of them is kept while there is nothing to do
+                if not self._take(jobs):
+                    break
+                group = _all_foreseen(jobs)
+                _deliver(settled)
+                settled = []
+                self._commit(jobs, group)
                 self._told = len(jobs)
-                jobs = []  # nothing of them is kept while there is nothing to do
+                settled, jobs, group = jobs, [], None
+            _deliver(settled)
         except BaseException as error:
             logger.exception("the writer of %r died", str(self._database.path))
+            _deliver(settled)
             self._die(jobs, error)
 
     def _take(self, jobs: list[Job[Any]]) -> bool:
         """Wait for the next group; tell whether there is one."""
         item = self._queue.get()
-        others = self._queue.qsize()  # nobody else takes from there
+        others = self._queue.qsize()
         on_their_way = 1 + others + self._told
         most = min(max(WHOLE_JOBS, (on_their_way + 1) // 2), GROUP_JOBS, 1 + others)
         while item is not None:
@@ -228,19 +252,16 @@ class Writer:
         failed.__cause__ = self._dead
         return failed
 
-    def _commit(self, jobs: list[Job[Any]]) -> None:
+    def _commit(self, jobs: list[Job[Any]], group: Group | None) -> None:
         """Commit a group: at once where all of it was foreseen, else job by job."""
-        items = _all_foreseen(jobs)
-        if items is None or not self._commit_at_once(jobs, items):
-            self._commit_in_steps(jobs, as_foreseen=items is None)
+        if group is None or not self._commit_at_once(jobs, group):
+            self._commit_in_steps(jobs, as_foreseen=group is None)
         for job in jobs:
-            if job.error is None and job.settled is not None:
-                try:
-                    job.settled(job.result)
-                except Exception:
-                    logger.exception("what follows a commit failed; the commit stands")
+            if job.settled is not None and job.error is None:
+                _call(job.settled, job.result)
+        _call(self._heed, jobs)
 
-    def _commit_at_once(self, jobs: list[Job[Any]], items: list[Foreseen]) -> bool:
+    def _commit_at_once(self, jobs: list[Job[Any]], group: Group) -> bool:
         """Settle a group by one statement; tell whether all was as it was thought to be."""
         if self._connection.in_transaction:
             # Left by one that could not be rolled back: nothing would be committed in there.
@@ -249,8 +270,8 @@ class Writer:
                 return False
         before = self._connection.total_changes()
         try:
-            self._realize(self._cursor, items)
-            for job, item in zip(jobs, items, strict=True):
+            self._realize(self._cursor, group)
+            for job, item in zip(jobs, group.items, strict=True):
                 job.result = item.done
         except apsw.BusyError as error:
             for job in jobs:
@@ -258,7 +279,7 @@ class Writer:
         except BaseException as error:
             if not _may_be_committed(error, self._connection.total_changes() != before):
                 return False
-            for job, item in zip(jobs, items, strict=True):
+            for job, item in zip(jobs, group.items, strict=True):
                 # Only who can be looked for has something that counts before it is certain.
                 job.result = None if job.stored is None else item.done
             self._settle_failed_commit(jobs, error)
@@ -293,7 +314,7 @@ class Writer:
         """Do what was foreseen; return the other jobs."""
         ahead = {job: job.foreseen for job in jobs if job.foreseen is not None}
         if ahead:
-            self._realize(self._cursor, list(ahead.values()))
+            self._realize(self._cursor, grouped(list(ahead.values())))
             for job, item in ahead.items():
                 job.result = item.done
         return [job for job in jobs if job not in ahead]
@@ -356,16 +377,22 @@ class Writer:
         return named
 
 
-def _all_foreseen(jobs: list[Job[Any]]) -> list[Foreseen] | None:
+def _all_foreseen(jobs: list[Job[Any]]) -> Group | None:
     """Return what was foreseen of a group, where that is all of it and fits into one statement."""
-    items, size = [], 0
+    items = []
     for job in jobs:
-        item = job.foreseen
-        if item is None:
+        if job.foreseen is None:
             return None
-        items.append(item)
-        size += len(item.values)
-    return items if size <= MOST_VALUES else None
+        items.append(job.foreseen)
+    group = grouped(items)
+    return group if len(group.statements) == 1 else None
+
+
+def _call(function: Callable[[T], None], about: T) -> None:
+    try:
+        function(about)
+    except Exception:
+        logger.exception("what follows a commit failed; the commit stands")
 
 
 def _may_be_committed(error: BaseException, changed: bool) -> bool:
