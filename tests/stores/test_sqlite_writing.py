@@ -33,7 +33,7 @@ from holdfast.stores.feed import POLL_SECONDS
 from holdfast.stores.port import InboxDraft, Lease, Transient
 from holdfast.stores.snapshots import SNAPSHOT_EVENTS
 from holdfast.stores.sqlite import leases
-from holdfast.stores.sqlite.foreseen import AHEAD_FACTS, MOST_ROWS, grouped
+from holdfast.stores.sqlite.foreseen import AHEAD_FACTS, MOST_ROWS
 from holdfast.stores.sqlite.store import SqliteSessionStore
 from holdfast.stores.sqlite.writer import Job
 from holdfast.stores.verify import verify
@@ -133,8 +133,8 @@ async def test_of_many_the_first_half_is_told_before_the_writer_waits_for_anothe
     other = apsw.Connection(str(store._path / "events.db"))
     commit, groups = store._writer._commit, []
 
-    def committing(jobs, group):
-        commit(jobs, group)
+    def committing(jobs):
+        commit(jobs)
         if len(jobs) > 1 and not groups:
             groups.append(len(jobs))
             other.execute("BEGIN IMMEDIATE")
@@ -390,11 +390,11 @@ async def test_a_lease_that_was_refused_by_a_full_disk_takes_none_from_its_holde
         await submitted(store, 2)
         commit = store._writer._commit
 
-        def one_by_one(jobs, _):
+        def one_by_one(jobs):
             for job in jobs:
                 if job is jobs[-1] and len(jobs) == 2:
                     failing(store, apsw.FullError("database or disk is full"))
-                commit([job], job.foreseen and grouped([job.foreseen]))
+                commit([job])
 
         store._writer._commit = one_by_one
     held = await first
@@ -410,9 +410,9 @@ async def test_a_lease_given_back_in_vain_is_still_held(tmp_path, vfs):
     lease, _ = await start(store)
     commit = store._writer._commit
 
-    def committing(jobs, group):
+    def committing(jobs):
         vfs.fail_sync = 1 if len(jobs) == 2 else 0
-        commit(jobs, group)
+        commit(jobs)
 
     store._writer._commit = committing
     async with Hold(store):

@@ -45,7 +45,7 @@ _NAMES = re.findall(r"\w+", SQL["foreseen"].partition("VIEW foreseen (")[2].part
 _COLUMNS = len(_NAMES)
 MOST_ROWS = _SIZES[-1]
 """What fits into one statement."""
-_NO_MOVE = (None,) * 13
+_NO_MOVE = (None,) * 6
 _NO_EVENT = (None,) * 6
 _NO_PAYLOAD = (None,) * 3
 
@@ -152,25 +152,30 @@ def _values(
     row: SessionRow, before: State, request: Request, batch: Batch, needs: dict[str, int]
 ) -> list[Any]:
     after, lease, seldom = batch.state, request.lease, None
-    if needs or request.consumes or snapshots.is_due(before.seq, after.seq):
+    stands = sessions.stands_as_before(before, after)
+    if not stands or needs or request.consumes or snapshots.is_due(before.seq, after.seq):
         seldom = _seldom(request, before, after, needs)
-    move = (
+    at, last, items = int(time.time() * 1000), batch.events[-1], [*batch.payloads.values()]
+    values = [
+        row.key,
+        row.tenant_key,
         lease.owner,
         lease.epoch,
         before.seq,
         bytes.fromhex(before.digest),
-        *sessions.standing(after),
         row.key if request.release else None,
         seldom,
-    )
-    events, last, at = batch.events, batch.events[-1], int(time.time() * 1000)
-    values: list[Any] = []
-    for event, item in zip_longest(events, batch.payloads.values()):
-        values += (row.key, row.tenant_key)
-        values += move if event is last else _NO_MOVE
-        values += _NO_EVENT if event is None else _event_columns(event)
-        values += _NO_PAYLOAD if item is None else (payloads.raw(item.id), at, item.data)
-    return values
+        *_event_columns(last),
+        *(_payload_columns(items.pop(), at) if items else _NO_PAYLOAD),
+    ]
+    if last.seq == before.seq + 1 and not items:
+        return values
+    earlier: list[Any] = []
+    for event, item in zip_longest(batch.events[:-1], items):
+        earlier += (row.key, row.tenant_key, *_NO_MOVE)
+        earlier += _NO_EVENT if event is None else _event_columns(event)
+        earlier += _NO_PAYLOAD if item is None else _payload_columns(item, at)
+    return earlier + values
 
 
 def _event_columns(event: Event) -> tuple[Any, ...]:
@@ -178,8 +183,14 @@ def _event_columns(event: Event) -> tuple[Any, ...]:
     return event.seq, event.type, event.version, event.at, digest, data_text(event)
 
 
+def _payload_columns(item: Slot, at: int) -> tuple[Any, ...]:
+    return payloads.raw(item.id), at, item.data
+
+
 def _seldom(request: Request, before: State, after: State, needs: dict[str, int]) -> str:
     told: dict[str, Any] = {"needs": needs}
+    if not sessions.stands_as_before(before, after):
+        told |= zip(sessions.STANDING, sessions.standing(after), strict=True)
     if request.consumes:
         told["item"] = request.consumes[0]
     if snapshots.is_due(before.seq, after.seq):
@@ -193,10 +204,10 @@ def _json(told: dict[str, Any]) -> str:
 
 
 def grouped(items: Sequence[Foreseen]) -> Group:
-    """Return writes as the statements that do them, one where they have at most MOST_ROWS."""
-    values = items[0].values
-    if len(items) > 1:
-        values = list(chain.from_iterable([item.values for item in items]))
+    """Return writes as the statements that do them: one, where they have at most MOST_ROWS."""
+    if len(items) == 1 and len(items[0].values) == _COLUMNS:
+        return Group(items, [(_ONE_ROW, items[0].values)])
+    values = list(chain.from_iterable([item.values for item in items]))
     statements = []
     for start in range(0, len(values), MOST_ROWS * _COLUMNS):
         part = values[start : start + MOST_ROWS * _COLUMNS]
@@ -219,3 +230,6 @@ def write(cursor: apsw.Cursor, group: Group) -> None:
 @functools.cache
 def _statement(size: int) -> str:
     return _ROW.sub(lambda row: ", ".join([row[0]] * size), SQL["do_foreseen"])
+
+
+_ONE_ROW = _statement(1)

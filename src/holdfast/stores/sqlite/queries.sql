@@ -318,24 +318,19 @@ SELECT id, 0 FROM tombstones WHERE key > ?
 
 -- name: foreseen
 -- Each row is an event, with what its append changes beside it in the row of its last one. What most
--- appends have nothing of is `seldom`, an object in JSON: a group binds and copies every column of
--- every row, and keeps the interpreter from the event loop while it binds.
+-- appends have nothing of is `seldom`, an object in JSON: a group binds every column of every row,
+-- and keeps the interpreter from the event loop while it does.
 CREATE TEMP VIEW foreseen (
-  session, tenant, owner, epoch, was_seq, was_digest,
-  status, turns, last_turn, head, usd, tokens, unknown_usd, leaves, seldom,
+  session, tenant, owner, epoch, was_seq, was_digest, leaves, seldom,
   seq, type, version, at, digest, data,
   payload, payload_at, bytes
 ) AS SELECT
-  NULL, NULL, NULL, NULL, NULL, NULL,
-  NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
+  NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
   NULL, NULL, NULL, NULL, NULL, NULL,
   NULL, NULL, NULL;
 
 CREATE TEMP TRIGGER foreseen_append INSTEAD OF INSERT ON foreseen BEGIN
-  UPDATE sessions SET
-    seq = NEW.seq, digest = NEW.digest, status = NEW.status, updated_at = NEW.at,
-    turns = NEW.turns, last_turn = NEW.last_turn, head = NEW.head, usd = NEW.usd,
-    tokens = NEW.tokens, unknown_usd = NEW.unknown_usd
+  UPDATE sessions SET seq = NEW.seq, digest = NEW.digest, updated_at = NEW.at
   WHERE key = NEW.session AND tenant_key = NEW.tenant AND owner = NEW.owner
     AND epoch = NEW.epoch AND seq = NEW.was_seq AND digest = NEW.was_digest;
   SELECT RAISE(ROLLBACK, 'the session is elsewhere')
@@ -368,6 +363,13 @@ WHEN NEW.seldom IS NOT NULL BEGIN
     OR EXISTS (SELECT 1 FROM inbox WHERE session = NEW.session AND consumed_seq IS NULL)
   );
 
+  UPDATE sessions SET
+    status = NEW.seldom ->> 'status', turns = NEW.seldom ->> 'turns',
+    last_turn = NEW.seldom ->> 'last_turn', head = NEW.seldom ->> 'head',
+    usd = NEW.seldom ->> 'usd', tokens = NEW.seldom ->> 'tokens',
+    unknown_usd = NEW.seldom ->> 'unknown_usd'
+  WHERE key = NEW.session AND NEW.seldom ->> 'status' IS NOT NULL;
+
   UPDATE inbox SET consumed_seq = NEW.seq
   WHERE session = NEW.session AND name = NEW.seldom ->> 'item' AND consumed_seq IS NULL;
   SELECT RAISE(ROLLBACK, 'nothing waits')
@@ -394,8 +396,7 @@ END
 -- name: do_foreseen
 -- Conflicts end the whole transaction: SQLite then need not keep what each row changed.
 INSERT OR ROLLBACK INTO foreseen VALUES (
-  ?, ?, ?, ?, ?, ?,
-  ?, ?, ?, ?, ?, ?, ?, ?, ?,
+  ?, ?, ?, ?, ?, ?, ?, ?,
   ?, ?, ?, ?, ?, ?,
   ?, ?, ?
 )

@@ -100,6 +100,9 @@ def _tip(state: State) -> tuple[Any, ...]:
     return state.seq, bytes.fromhex(state.digest), state.updated_at
 
 
+STANDING = ("status", "turns", "last_turn", "head", "usd", "tokens", "unknown_usd")
+
+
 def standing(state: State) -> tuple[Any, ...]:
     """Return what a session's row says of how things stand, beside its last event."""
     spend = state.spend
@@ -111,6 +114,17 @@ def standing(state: State) -> tuple[Any, ...]:
         spend.usd,
         spend.tokens,
         spend.unknown_usd,
+    )
+
+
+def stands_as_before(before: State, after: State) -> bool:
+    """Tell at a glance that nothing of this has changed."""
+    return (
+        after.status == before.status
+        and after.spend is before.spend
+        and after.head is before.head
+        and after.last_turn is before.last_turn
+        and after.counters.get("turn") == before.counters.get("turn")
     )
 
 

@@ -8,9 +8,9 @@ that, jobs are done one by one, each with a savepoint of its own, so that one th
 the rest of its group untouched. Results reach their event loops only after the commit. Every
 submitted job is settled, by the thread's own death if need be.
 
-The interpreter is what the writer and the event loops have to share. So the next group is made up
-before the last one is told: what is left to do then is less than it takes a sleeping loop to wake,
-which else would wait for the interpreter and have to be woken twice.
+The interpreter is what the writer and the event loops have to share. A loop that sleeps takes some
+time to wake; what the writer does until its next statement runs should take less, or the loop would
+have to wait for the interpreter and be woken a second time.
 """
 
 from __future__ import annotations
@@ -195,30 +195,20 @@ class Writer:
 
     def _run(self) -> None:
         jobs: list[Job[Any]] = []
-        settled: list[Job[Any]] = []
         try:
-            while True:
-                if not self._queue.qsize():  # nobody else takes from there
-                    _deliver(settled)
-                    settled = []  # nothing of them is kept while there is nothing to do
-                if not self._take(jobs):
-                    break
-                group = _all_foreseen(jobs)
-                _deliver(settled)
-                settled = []
-                self._commit(jobs, group)
+            while self._take(jobs):
+                self._commit(jobs)
+                _deliver(jobs)
                 self._told = len(jobs)
-                settled, jobs, group = jobs, [], None
-            _deliver(settled)
+                jobs = []  # nothing of them is kept while there is nothing to do
         except BaseException as error:
             logger.exception("the writer of %r died", str(self._database.path))
-            _deliver(settled)
             self._die(jobs, error)
 
     def _take(self, jobs: list[Job[Any]]) -> bool:
         """Wait for the next group; tell whether there is one."""
         item = self._queue.get()
-        others = self._queue.qsize()
+        others = self._queue.qsize()  # nobody else takes from there
         on_their_way = 1 + others + self._told
         most = min(max(WHOLE_JOBS, (on_their_way + 1) // 2), GROUP_JOBS, 1 + others)
         while item is not None:
@@ -252,8 +242,9 @@ class Writer:
         failed.__cause__ = self._dead
         return failed
 
-    def _commit(self, jobs: list[Job[Any]], group: Group | None) -> None:
+    def _commit(self, jobs: list[Job[Any]]) -> None:
         """Commit a group: at once where all of it was foreseen, else job by job."""
+        group = _all_foreseen(jobs)
         if group is None or not self._commit_at_once(jobs, group):
             self._commit_in_steps(jobs, as_foreseen=group is None)
         for job in jobs:
@@ -379,11 +370,9 @@ class Writer:
 
 def _all_foreseen(jobs: list[Job[Any]]) -> Group | None:
     """Return what was foreseen of a group, where that is all of it and fits into one statement."""
-    items = []
-    for job in jobs:
-        if job.foreseen is None:
-            return None
-        items.append(job.foreseen)
+    items = [job.foreseen for job in jobs if job.foreseen is not None]
+    if len(items) != len(jobs):
+        return None
     group = grouped(items)
     return group if len(group.statements) == 1 else None
 
