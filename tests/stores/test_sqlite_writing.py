@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import apsw
 import pytest
+from msgspec import structs
 
 from holdfast.blobs.disk import Disk
 from holdfast.core import facts
@@ -27,12 +28,16 @@ from holdfast.core.errors import (
     PositionConflict,
     StoreFailed,
 )
+from holdfast.core.heads import HeadDraft
 from holdfast.core.payloads import manifest, slot, to_record
+from holdfast.core.state import Spend, empty
 from holdfast.stores import feed
 from holdfast.stores.feed import POLL_SECONDS
 from holdfast.stores.port import InboxDraft, Lease, Transient
 from holdfast.stores.snapshots import SNAPSHOT_EVENTS
+from holdfast.stores.sqlite import events as event_rows
 from holdfast.stores.sqlite import leases
+from holdfast.stores.sqlite import sessions as session_rows
 from holdfast.stores.sqlite.foreseen import AHEAD_FACTS, MOST_ROWS
 from holdfast.stores.sqlite.store import SqliteSessionStore
 from holdfast.stores.sqlite.writer import Job
@@ -535,7 +540,76 @@ async def test_appends_that_were_foreseen_leave_snapshots(store):
     for number in range(1, SNAPSHOT_EVENTS + 3):
         state = (await store.append(lease, state.seq, [message(number)])).state
     other = apsw.Connection(str(store._path / "events.db"))
-    assert other.execute("SELECT seq FROM snapshots").get == SNAPSHOT_EVENTS
+    row = session_rows.find(other.cursor(), "talk")
+    assert event_rows._restore(other.cursor(), row).seq == SNAPSHOT_EVENTS
+
+
+async def test_a_row_says_how_things_stand_after_every_append_that_was_foreseen(store):
+    lease, state = await start(store, "talk")
+    other = apsw.Connection(str(store._path / "events.db"))
+    usage = {"input_tokens": 900, "output_tokens": 250}
+    about = slot("what to ask", "arguments")
+    asked = {"call_id": "c-1", "name": "ask", "executor": "human", "turn": 1, "effect": "once"}
+    put = {"step": 1, "turn": 1, "model": "m"}
+    final = slot("the answer " * 100, "final")
+    head = HeadDraft(kind="turn_final", turn=1, final=final)
+    for new in (
+        [message(1)],
+        [facts.TurnStarted(turn=1)],
+        [facts.StepStarted(step=1, turn=1, ordinal=1, model="m")],
+        [facts.StepPut(**put, status="replied", usage=usage, cost_usd="0.011")],
+        [facts.CallRequested(**asked, arguments=about)],
+        [facts.CallSuspended(call_id="c-1")],
+        [facts.CallResolved(call_id="c-1", outcome="ok")],
+        [facts.StepPut(**put, status="replied")],  # of unknown cost
+        [facts.TurnPut(turn=1, status="final", final=final), message(2)],
+    ):
+        ends = head if isinstance(new[0], facts.TurnPut) else None
+        before = state
+        (done,), swift = await at_once(store, [store.append(lease, state.seq, new, head=ends)])
+        state = done.state
+        stored = other.execute(
+            f"SELECT {', '.join(session_rows.STANDING)} FROM sessions"
+        ).fetchone()
+        assert (stored, swift) == (session_rows.standing(state), True)
+        same = session_rows.standing(before) == stored
+        assert session_rows.stands_as_before(before, state) == same, new
+    assert stored == ("idle", 1, "final", state.head, "0.011", 1150, 1)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"status": "suspended"},
+        {"counters": {"turn": 1}},
+        {"last_turn": "final"},
+        {"head": "sha256:" + "0" * 64},
+        {"spend": Spend(usd="0.01")},
+        {"spend": Spend(output_tokens=1)},
+        {"spend": Spend(unknown_usd=1)},
+    ],
+)
+def test_whatever_a_row_says_is_written_where_only_that_has_changed(change):
+    before = empty("talk")
+    after = structs.replace(before, **change)
+    assert session_rows.standing(before) != session_rows.standing(after)
+    assert not session_rows.stands_as_before(before, after)
+
+
+async def test_an_append_may_rely_on_the_very_value_it_refers_to_and_on_no_other(store):
+    lease, state = await start(store, "talk")
+    one, two = (slot(f"{n} of the same size " * 100, "message") for n in (1, 2))
+    state = (await store.append(lease, state.seq, [message(1, one)])).state
+    await store.put_payload("talk", two)  # which no event refers to yet
+    again = store.append(lease, state.seq, [message(2, one.bare())])
+    (done,), swift = await at_once(store, [again])
+    assert swift
+    first = store.append(lease, done.state.seq, [message(3, two.bare())])
+    (done,), swift = await at_once(store, [first])
+    assert not swift
+    assert await store.get_payload("talk", two.id) == two.data
+    await store.gc(grace_seconds=-1)
+    assert (await verify(store, "talk")).ok
 
 
 async def test_an_append_that_was_foreseen_consumes_an_item_once_and_none_that_is_missing(store):
@@ -1182,3 +1256,32 @@ async def test_an_erasure_that_could_not_take_the_bytes_says_so_and_can_be_repea
     assert await store.erase("talk", LARGE.id, "privacy") == 0
     assert not list(tmp_path.rglob("*.zst"))
     await store.close()
+
+
+async def test_followers_hear_what_their_own_handle_writes_without_a_look_at_the_file(
+    store, tmp_path, monkeypatch
+):
+    elsewhere = await SqliteSessionStore.open(tmp_path / "elsewhere")
+    await start(elsewhere, "copied")
+    copy = await elsewhere.read_events("copied")
+    await elsewhere.close()
+    monkeypatch.setattr(feed, "POLL_SECONDS", 3600)
+    lease, _ = await start(store)
+    slow = [message(n) for n in range(1, AHEAD_FACTS + 3)]
+    heard = []
+    async with store.subscribe_all() as hints:
+        for write in (
+            store.create_session("another", facts.SessionStarted()),
+            store.import_log("copied", copy, {}),
+            store.put_inbox("talk", InboxDraft("key", "message")),
+            store.append(lease, 1, slow, consumes=["key"]),
+            store.append(lease, 1 + len(slow), [message(1 + len(slow))]),
+            store.append(lease, 2 + len(slow), [message(2 + len(slow))], release=True),
+            store.delete("talk"),
+        ):
+            await write
+            hint = await asyncio.wait_for(anext(hints), 10)
+            heard.append((hint.session, hint.seq))
+    last = 1 + len(slow)
+    told = [("another", 1), ("copied", 1), ("talk", 1), ("talk", last), ("talk", last + 1)]
+    assert heard == [*told, ("talk", last + 2), ("talk", 0)]

@@ -151,10 +151,7 @@ def foresee_lease(
 def _values(
     row: SessionRow, before: State, request: Request, batch: Batch, needs: dict[str, int]
 ) -> list[Any]:
-    after, lease, seldom = batch.state, request.lease, None
-    stands = sessions.stands_as_before(before, after)
-    if not stands or needs or request.consumes or snapshots.is_due(before.seq, after.seq):
-        seldom = _seldom(request, before, after, needs)
+    lease = request.lease
     at, last, items = int(time.time() * 1000), batch.events[-1], [*batch.payloads.values()]
     values = [
         row.key,
@@ -164,7 +161,7 @@ def _values(
         before.seq,
         bytes.fromhex(before.digest),
         row.key if request.release else None,
-        seldom,
+        _seldom(request, before, batch.state, needs),
         *_event_columns(last),
         *(_payload_columns(items.pop(), at) if items else _NO_PAYLOAD),
     ]
@@ -187,8 +184,8 @@ def _payload_columns(item: Slot, at: int) -> tuple[Any, ...]:
     return payloads.raw(item.id), at, item.data
 
 
-def _seldom(request: Request, before: State, after: State, needs: dict[str, int]) -> str:
-    told: dict[str, Any] = {"needs": needs}
+def _seldom(request: Request, before: State, after: State, needs: dict[str, int]) -> str | None:
+    told: dict[str, Any] = {"needs": needs} if needs else {}
     if not sessions.stands_as_before(before, after):
         told |= zip(sessions.STANDING, sessions.standing(after), strict=True)
     if request.consumes:
@@ -196,7 +193,7 @@ def _seldom(request: Request, before: State, after: State, needs: dict[str, int]
     if snapshots.is_due(before.seq, after.seq):
         taken = snapshots.take(after)
         told |= {"fold": taken.fold, "checksum": taken.checksum, "body": taken.body.hex()}
-    return _json(told)
+    return _json(told) if told else None
 
 
 def _json(told: dict[str, Any]) -> str:
