@@ -437,6 +437,19 @@ async def test_importing_the_same_log_heals_what_is_damaged(tmp_path, damage):
     await store.close()
 
 
+async def test_gc_takes_an_orphan_whose_size_is_damaged_and_names_it(tmp_path, caplog):
+    store = await SqliteSessionStore.open(tmp_path)
+    await store.create_session("talk", facts.SessionStarted())
+    one, two = [await store.put_payload("talk", slot(n * 600, "message")) for n in "ab"]
+    connect(tmp_path).execute("UPDATE payloads SET size = 'lost' WHERE key = 1")
+    for dry_run in (True, False):
+        caplog.clear()
+        report = await store.gc(dry_run=dry_run, grace_seconds=-1)
+        assert (sorted(report.ids), report.bytes) == (sorted([one.id, two.id]), two.size)
+        assert one.id in caplog.text
+    await store.close()
+
+
 async def test_a_copy_that_does_not_prove_itself_heals_nothing(tmp_path):
     await store_of(tmp_path, events=5)
     store = await SqliteSessionStore.open(tmp_path)

@@ -89,7 +89,11 @@ def orphans(cursor: apsw.Cursor, cutoff: int, without: Sequence[StaleRef] = ()) 
         bounds = (cutoff, last, gone, BATCH)
         found: list[Any] = cursor.execute(SQL["find_orphans"], bounds).fetchall()
         for key, tenant, digest, size, in_file in found:
-            yield Orphan(key, tenant, named(digest), size, bool(in_file))
+            payload_id = named(digest)
+            if type(size) is not int:
+                logger.warning("payload %r has the size %r: its row is damaged", payload_id, size)
+                size = 0
+            yield Orphan(key, tenant, payload_id, size, bool(in_file))
         if len(found) < BATCH:
             return
         last = found[-1][0]
