@@ -44,6 +44,7 @@ _ROW = re.compile(r"\(\s*\?[?,\s]*\)")
 _NAMES = re.findall(r"\w+", SQL["foreseen"].partition("VIEW foreseen (")[2].partition(")")[0])
 _COLUMNS = len(_NAMES)
 MOST_ROWS = _SIZES[-1]
+MOST_VALUES = MOST_ROWS * _COLUMNS
 """What fits into one statement."""
 _NO_MOVE = (None,) * 6
 _NO_EVENT = (None,) * 6
@@ -74,13 +75,6 @@ class Foreseen(msgspec.Struct, frozen=True, gc=False):
     row: SessionRow
     done: Appended | Lease
     values: list[Any]
-
-
-class Group(msgspec.Struct, frozen=True, gc=False):
-    """Writes that are done together, by as few statements as hold them."""
-
-    items: Sequence[Foreseen]
-    statements: list[tuple[str, list[Any]]]
 
 
 def prepare(connection: apsw.Connection) -> None:
@@ -200,33 +194,23 @@ def _json(told: dict[str, Any]) -> str:
     return msgspec.json.encode(told).decode()
 
 
-def grouped(items: Sequence[Foreseen]) -> Group:
-    """Return writes as the statements that do them: one, where they have at most MOST_ROWS."""
+def write(cursor: apsw.Cursor, items: Sequence[Foreseen]) -> None:
+    """Do what was foreseen; ConstraintError, and nothing at all, where not all is as thought.
+
+    Up to MOST_VALUES are one statement, and so a transaction of their own where there is none.
+    """
     if len(items) == 1 and len(items[0].values) == _COLUMNS:
-        return Group(items, [(_ONE_ROW, items[0].values)])
+        cursor.execute(_statement(1), items[0].values)
+        return
     values = list(chain.from_iterable([item.values for item in items]))
-    statements = []
-    for start in range(0, len(values), MOST_ROWS * _COLUMNS):
-        part = values[start : start + MOST_ROWS * _COLUMNS]
+    for start in range(0, len(values), MOST_VALUES):
+        part = values[start : start + MOST_VALUES]
         rows = len(part) // _COLUMNS
         size = _SIZES[bisect_left(_SIZES, rows)]
         part += [None] * ((size - rows) * _COLUMNS)
-        statements.append((_statement(size), part))
-    return Group(items, statements)
-
-
-def write(cursor: apsw.Cursor, group: Group) -> None:
-    """Do what was foreseen; ConstraintError, and nothing at all, where not all is as thought.
-
-    One statement is a transaction of its own where there is none.
-    """
-    for statement, values in group.statements:
-        cursor.execute(statement, values)
+        cursor.execute(_statement(size), part)
 
 
 @functools.cache
 def _statement(size: int) -> str:
     return _ROW.sub(lambda row: ", ".join([row[0]] * size), SQL["do_foreseen"])
-
-
-_ONE_ROW = _statement(1)

@@ -33,7 +33,7 @@ from holdfast.stores.port import (
 )
 from holdfast.stores.sqlite import events, foreseen, leases, payloads, sessions
 from holdfast.stores.sqlite.database import SQL
-from holdfast.stores.sqlite.foreseen import Foreseen, Group, Request
+from holdfast.stores.sqlite.foreseen import Foreseen, Request
 from holdfast.stores.sqlite.holdings import Holdings
 from holdfast.stores.sqlite.sessions import SessionRow
 
@@ -93,13 +93,13 @@ class Log:
             self.states.known(session_id), owner, self.holdings.left(session_id)
         )
 
-    def realize(self, cursor: apsw.Cursor, group: Group) -> None:
+    def realize(self, cursor: apsw.Cursor, items: Sequence[Foreseen]) -> None:
         """Do what was foreseen; ConstraintError where not all is as it was thought to be.
 
         Leases are noted here, before the commit; states by who asked, once it stands.
         """
-        foreseen.write(cursor, group)
-        for item in group.items:
+        foreseen.write(cursor, items)
+        for item in items:
             if isinstance(item.done, Lease):
                 self.holdings.take(item.done)
 

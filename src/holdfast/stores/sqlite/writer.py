@@ -31,13 +31,13 @@ from holdfast.core.errors import HoldfastError, NothingWritten, OutcomeUnknown, 
 from holdfast.stores.bell import Bell
 from holdfast.stores.rows import closed_error
 from holdfast.stores.sqlite.database import FAILURES, SQL, Database, Patience
-from holdfast.stores.sqlite.foreseen import Foreseen, Group, grouped
+from holdfast.stores.sqlite.foreseen import MOST_VALUES, Foreseen
 
 logger = logging.getLogger("holdfast.stores")
 
 T = TypeVar("T")
 
-Realize = Callable[[apsw.Cursor, Group], None]
+Realize = Callable[[apsw.Cursor, Sequence[Foreseen]], None]
 """Does what was foreseen; ConstraintError, and nothing at all, where something is not so."""
 
 GROUP_JOBS = 512
@@ -244,15 +244,15 @@ class Writer:
 
     def _commit(self, jobs: list[Job[Any]]) -> None:
         """Commit a group: at once where all of it was foreseen, else job by job."""
-        group = _all_foreseen(jobs)
-        if group is None or not self._commit_at_once(jobs, group):
-            self._commit_in_steps(jobs, as_foreseen=group is None)
+        items = _all_foreseen(jobs)
+        if items is None or not self._commit_at_once(jobs, items):
+            self._commit_in_steps(jobs, as_foreseen=items is None)
         for job in jobs:
             if job.settled is not None and job.error is None:
                 _call(job.settled, job.result)
         _call(self._heed, jobs)
 
-    def _commit_at_once(self, jobs: list[Job[Any]], group: Group) -> bool:
+    def _commit_at_once(self, jobs: list[Job[Any]], items: list[Foreseen]) -> bool:
         """Settle a group by one statement; tell whether all was as it was thought to be."""
         if self._connection.in_transaction:
             # Left by one that could not be rolled back: nothing would be committed in there.
@@ -261,8 +261,8 @@ class Writer:
                 return False
         before = self._connection.total_changes()
         try:
-            self._realize(self._cursor, group)
-            for job, item in zip(jobs, group.items, strict=True):
+            self._realize(self._cursor, items)
+            for job, item in zip(jobs, items, strict=True):
                 job.result = item.done
         except apsw.BusyError as error:
             for job in jobs:
@@ -270,7 +270,7 @@ class Writer:
         except BaseException as error:
             if not _may_be_committed(error, self._connection.total_changes() != before):
                 return False
-            for job, item in zip(jobs, group.items, strict=True):
+            for job, item in zip(jobs, items, strict=True):
                 # Only who can be looked for has something that counts before it is certain.
                 job.result = None if job.stored is None else item.done
             self._settle_failed_commit(jobs, error)
@@ -305,7 +305,7 @@ class Writer:
         """Do what was foreseen; return the other jobs."""
         ahead = {job: job.foreseen for job in jobs if job.foreseen is not None}
         if ahead:
-            self._realize(self._cursor, grouped(list(ahead.values())))
+            self._realize(self._cursor, list(ahead.values()))
             for job, item in ahead.items():
                 job.result = item.done
         return [job for job in jobs if job not in ahead]
@@ -368,13 +368,11 @@ class Writer:
         return named
 
 
-def _all_foreseen(jobs: list[Job[Any]]) -> Group | None:
+def _all_foreseen(jobs: list[Job[Any]]) -> list[Foreseen] | None:
     """Return what was foreseen of a group, where that is all of it and fits into one statement."""
     items = [job.foreseen for job in jobs if job.foreseen is not None]
-    if len(items) != len(jobs):
-        return None
-    group = grouped(items)
-    return group if len(group.statements) == 1 else None
+    fits = sum([len(item.values) for item in items]) <= MOST_VALUES
+    return items if fits and len(items) == len(jobs) else None
 
 
 def _call(function: Callable[[T], None], about: T) -> None:
