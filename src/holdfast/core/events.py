@@ -8,17 +8,18 @@ check; a type or version this release does not know is kept and shown raw.
 
 from __future__ import annotations
 
-import hashlib
 import re
 import time
+from binascii import unhexlify
 from collections.abc import Callable
+from hashlib import sha256
 from typing import Any
 
 import msgspec
 
 from holdfast.core.errors import Corruption, InvalidInput, InvalidRecord
 from holdfast.core.facts import Fact
-from holdfast.core.forms import FACTS, fact_from_data, forms
+from holdfast.core.forms import FACTS, FORMS, fact_from_data
 from holdfast.core.payloads import Slot, digest_form
 from holdfast.core.records import Record, canonical, encode, explain, fits, parse
 
@@ -68,13 +69,12 @@ class Event(msgspec.Struct, frozen=True, gc=False):
 def now() -> str:
     """Return the present time as records write it."""
     global _this_second
-    microseconds = time.time_ns() // 1000
-    second, text = _this_second
-    if microseconds // 1_000_000 != second:
-        second = microseconds // 1_000_000
+    second, microseconds = divmod(time.time_ns() // 1000, 1_000_000)
+    known, text = _this_second
+    if second != known:
         text = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second))
         _this_second = (second, text)
-    return f"{text}.{str(1_000_000 + microseconds % 1_000_000)[1:]}Z"
+    return f"{text}.{microseconds:06}Z"
 
 
 _this_second = (-1, "")
@@ -82,7 +82,7 @@ _this_second = (-1, "")
 
 def chain_start(session: str) -> str:
     """Return the digest before a session's first event."""
-    return hashlib.sha256(CHAIN_SEED + session.encode()).hexdigest()
+    return sha256(CHAIN_SEED + session.encode()).hexdigest()
 
 
 def event_digest(previous: str, seq: int, kind: str, version: int, at: str, data: Record) -> str:
@@ -94,7 +94,7 @@ def event_digest(previous: str, seq: int, kind: str, version: int, at: str, data
 
 def _chain(previous: str, seq: int, kind: str, version: int, at: str, covered: Record) -> str:
     body = encode({"at": at, "data": covered, "seq": seq, "type": kind, "v": version})
-    return hashlib.sha256(bytes.fromhex(previous) + body).hexdigest()
+    return sha256(unhexlify(previous) + body).hexdigest()
 
 
 def check_digest(previous: str, event: Event) -> None:
@@ -116,7 +116,7 @@ def stamp(
     previous: str, session: str, seq: int, at: str, fact: Fact, slots: list[Slot] | None = None
 ) -> Event:
     """Return the event that a fact becomes at its place in the log; add its slots to `slots`."""
-    covered, stored, found = forms(fact)
+    covered, stored, found = FORMS[type(fact)](fact)
     if slots is not None:
         slots += found
     kind, version = fact.TYPE, fact.VERSION

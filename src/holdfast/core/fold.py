@@ -37,10 +37,7 @@ def apply(state: State, event: Event, fact: facts.Fact | None = None) -> State:
         changes = {"read_only": f"event {event.seq} is a {event.type!r} version {event.version}"}
     elif (handler := _HANDLERS.get(event.type)) is not None:
         changes = handler(state, fact, event)
-    changes["seq"] = event.seq
-    changes["digest"] = event.digest
-    changes["updated_at"] = event.at
-    return replace(state, **changes)
+    return replace(state, seq=event.seq, digest=event.digest, updated_at=event.at, **changes)
 
 
 def _count(state: State, counter: str, number: int) -> dict[str, int]:

@@ -38,8 +38,7 @@ def forms(fact: Fact) -> Forms:
 
     Defaults are left out, and slots are records.
     """
-    made = _FORMS.get(type(fact))
-    return _make_plan(type(fact)).forms(fact) if made is None else made(fact)
+    return FORMS[type(fact)](fact)
 
 
 def forms_with_reasons(fact: Fact) -> Forms:
@@ -198,8 +197,16 @@ class _Plan(NamedTuple):
     forms: Callable[[Fact], Forms]
 
 
+class _Forms(dict[type[Fact], Callable[[Fact], Forms]]):
+    """The functions that make the forms of each fact type, made where one is first needed."""
+
+    def __missing__(self, cls: type[Fact]) -> Callable[[Fact], Forms]:
+        made = self[cls] = _make_plan(cls).forms
+        return made
+
+
 _PLANS: dict[type[Fact], _Plan] = {}
-_FORMS: dict[type[Fact], Callable[[Fact], Forms]] = {}
+FORMS = _Forms()
 
 
 def _plan(cls: type[Fact]) -> _Plan:
@@ -238,7 +245,6 @@ def _make_plan(cls: type[Fact]) -> _Plan:
         nested=tuple(name for name, hint, _ in plain if not all(map(_is_scalar, _options(hint)))),
         forms=_compiled(found),
     )
-    _FORMS[cls] = plan.forms
     return plan
 
 
@@ -254,42 +260,65 @@ def _compiled(found: tuple[tuple[str, Any, Any], ...]) -> Callable[[Fact], Forms
         "refused": (InvalidRecord, InvalidRef),
         "to_record": to_record,
         "nested": _nested,
-        "most": MAX_INTEGER,
-        "inline_bytes": INLINE_BYTES,
     }
-    lines = ["covered = {}", "apart = {}", "slots = []"]
+    always: list[str] = []  # what every fact of the type has
+    first, then = [], ["apart = {}"]
+    slots: list[str] = []
     for name, shape, default in found:
-        lines.append(f"value = fact.{name}")
         if shape is _SLOTS:
-            lines += ["if value:", "    raise Doubt"]
-        elif shape is _SLOT:
-            lines += [
-                "if type(value) is Slot:",
-                f"    covered['{name}'] = {{'$ref': value.id, 'encoding': value.encoding, "
-                "'kind': value.kind, 'size': value.size}",
-                "    slots.append(value)",
-                "    if value.size <= inline_bytes or value.erased is not None:",
-                "        if value.inline or value.erased is not None:",
-                f"            apart['{name}'] = to_record(value)",
-                f"elif value is not None or {default is MISSING}:",
-                "    raise Doubt",
+            then += [f"if fact.{name}:", "    raise Doubt"]
+            continue
+        value = f"its_{name}"
+        first.append(f"{value} = fact.{name}")
+        required = default is MISSING
+        if shape is _SLOT:
+            ref = (
+                f"{{'$ref': {value}.id, 'encoding': {value}.encoding, 'kind': {value}.kind, "
+                f"'size': {value}.size}}"
+            )
+            stored = [
+                f"if {value}.size <= {INLINE_BYTES} or {value}.erased is not None:",
+                f"    if {value}.inline or {value}.erased is not None:",
+                f"        apart['{name}'] = to_record({value})",
             ]
+            if required:
+                first += [f"if type({value}) is not Slot:", "    raise Doubt"]
+                always.append(f"'{name}': {ref}")
+                slots.append(value)
+                then += stored
+            else:
+                then += [
+                    f"if type({value}) is Slot:",
+                    f"    covered['{name}'] = {ref}",
+                    f"    slots.append({value})",
+                    *(f"    {line}" for line in stored),
+                    f"elif {value} is not None:",
+                    "    raise Doubt",
+                ]
+            continue
+        scalar = " or ".join(_test(option, name, value, names) for option in _options(shape))
+        if all(map(_is_scalar, _options(shape))):
+            otherwise = "raise Doubt"
         else:
-            names[f"default_{name}"] = default
-            scalar = " or ".join(_test(option, name, names) for option in _options(shape))
-            lines += [
-                "if True:" if default is MISSING else f"if value != default_{name}:",
-                f"    if {scalar}:",
-                f"        covered['{name}'] = value",
-                "    else:",
-            ]
-            if all(map(_is_scalar, _options(shape))):
-                lines.append("        raise Doubt")
-                continue
             # Alone in a struct, because msgspec looks at any other type anew each time.
             names[f"shape_{name}"] = msgspec.defstruct("Field", [("value", _bounded(shape))])
-            lines.append(f"        covered['{name}'] = nested(fact, '{name}', value, shape_{name})")
-    lines.append("return covered, {**covered, **apart} if apart else covered, slots")
+            otherwise = f"{value} = nested(fact, '{name}', {value}, shape_{name})"
+        check = [f"if not ({scalar}):", f"    {otherwise}"]
+        if required:
+            first += check
+            always.append(f"'{name}': {value}")
+            continue
+        names[f"default_{name}"] = default
+        is_other = f"{value} is not None" if default is None else f"{value} != default_{name}"
+        check.append(f"covered['{name}'] = {value}")
+        then += [f"if {is_other}:", *(f"    {line}" for line in check)]
+    lines = [
+        *first,
+        f"covered = {{{', '.join(always)}}}",
+        f"slots = [{', '.join(slots)}]",
+        *then,
+        "return covered, {**covered, **apart} if apart else covered, slots",
+    ]
     body = "\n".join(f"        {line}" for line in lines)
     rest = "    except (Doubt, *refused):\n        pass\n    return in_doubt(fact)"
     exec(f"def forms(fact):\n    try:\n{body}\n{rest}", names)
@@ -297,17 +326,17 @@ def _compiled(found: tuple[tuple[str, Any, Any], ...]) -> Callable[[Fact], Forms
     return made
 
 
-def _test(option: Any, name: str, names: dict[str, Any]) -> str:
+def _test(option: Any, name: str, value: str, names: dict[str, Any]) -> str:
     """Return the test for a plain value of one type; what has parts is not told by a test."""
     if option is int:
-        return "type(value) is int and -most <= value <= most"
+        return f"type({value}) is int and {-MAX_INTEGER} <= {value} <= {MAX_INTEGER}"
     if option is str or option is bool:
-        return f"type(value) is {option.__name__}"
+        return f"type({value}) is {option.__name__}"
     if option is type(None):
-        return "value is None"
+        return f"{value} is None"
     if get_origin(option) is Literal:
         names[f"words_{name}"] = frozenset(get_args(option))
-        return f"type(value) is str and value in words_{name}"
+        return f"type({value}) is str and {value} in words_{name}"
     return "False"
 
 

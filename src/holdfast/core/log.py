@@ -31,7 +31,7 @@ from holdfast.core.payloads import (
     manifest_slots,
 )
 from holdfast.core.state import State
-from holdfast.core.status import check_legal
+from holdfast.core.status import ANY, LEGAL, check_legal
 from holdfast.core.values import MAX_INTEGER
 
 _NUMBERED: dict[type[Fact], str] = {
@@ -44,6 +44,7 @@ _NUMBERED: dict[type[Fact], str] = {
 }
 _OWN = frozenset({HeadPublished, facts.LineageAdded})
 _BOUNDARIES = frozenset({facts.TurnPut, facts.SessionCompacted})
+_MARKED = _OWN | _BOUNDARIES
 _ABOUT_CALLS = frozenset(
     cls
     for cls in vars(facts).values()
@@ -108,11 +109,17 @@ def draft(
     events: list[Event] = []
     slots = [*payloads]
     beside = len(slots)
+    bounds = False
     for fact in new:
-        if type(fact) in _OWN:
-            raise InvalidInput(f"{fact.TYPE} is written by the log itself: pass head= or edges=")
+        if type(fact) in _MARKED:
+            if type(fact) in _OWN:
+                raise InvalidInput(
+                    f"{fact.TYPE} is written by the log itself: pass head= or edges="
+                )
+            bounds = True
         state = _add(state, fact, at, events, slots)
-    _check_published(new, head)
+    if bounds:
+        _check_published(new, head)
     published = None
     if head is not None:
         published = _publish(state, head)
@@ -125,10 +132,14 @@ def draft(
 
 def complete(drafted: Draft) -> Batch:
     """Return the batch of a draft, its values checked against their ids."""
-    given, refs, parts = _payloads(drafted.slots)
+    slots = drafted.slots
+    if len(slots) == 1 and not drafted.beside and is_proven_text(slots[0]):  # as most have it
+        alone = {slots[0].id: slots[0]}  # nobody changes either
+        return Batch(tuple(drafted.events), drafted.state, drafted.head, alone, alone)
+    given, refs, parts = _payloads(slots)
     loose: frozenset[str] = frozenset()
     if drafted.beside and given:
-        reached = [item.id for item in drafted.slots[drafted.beside :]]
+        reached = [item.id for item in slots[drafted.beside :]]
         for payload_id in reached:  # which grows by what the manifests among them lead to
             reached += parts.pop(payload_id, ())
         loose = frozenset(given.keys() - reached)
@@ -193,18 +204,16 @@ def _check_head(state: State, fact: HeadPublished) -> None:
 
 def check_fact(state: State, fact: Fact) -> None:
     """Refuse a fact that does not follow from the state before it."""
-    check_legal(state.status, fact.TYPE)
-    kind = type(fact)
-    counter = _NUMBERED.get(kind)
+    legal, counter, check = _RULES[type(fact)]
+    if state.status not in legal:
+        check_legal(state.status, fact.TYPE)
     if counter is not None:
-        number = getattr(fact, counter)
         due = state.counters.get(counter, 0) + 1
-        if number != due:
+        if getattr(fact, counter) != due:
             raise InvalidInput(
-                f"{fact.TYPE} has {counter} {number}, but the next {counter} of session "
-                f"{state.session!r} is {due}"
+                f"{fact.TYPE} has {counter} {getattr(fact, counter)}, but the next {counter} of "
+                f"session {state.session!r} is {due}"
             )
-    check = _CHECKS.get(kind)
     if check is not None:
         check(state, fact)
 
@@ -258,16 +267,24 @@ _CHECKS: dict[type[Fact], Callable[[State, Any], None]] = {
 }
 
 
+class _Rules(dict[type[Fact], tuple[frozenset[str], str | None, Any]]):
+    """By fact type: in which statuses it is legal, by what it is numbered, what else it must be."""
+
+    def __missing__(self, cls: type[Fact]) -> tuple[frozenset[str], str | None, Any]:
+        rule = self[cls] = (LEGAL.get(cls.TYPE, ANY), _NUMBERED.get(cls), _CHECKS.get(cls))
+        return rule
+
+
+_RULES = _Rules()
+
+
 def _payloads(
     slots: Sequence[Slot],
 ) -> tuple[dict[str, Slot], dict[str, Slot], dict[str, list[str]]]:
     """Return what comes with its bytes, what is referred to, and what manifests lead to."""
-    inner: dict[str, list[str]] = {}
-    if len(slots) == 1 and is_proven_text(slots[0]):  # as most appends have it
-        alone = {slots[0].id: slots[0]}  # nobody changes either
-        return alone, alone, inner
     given: dict[str, Slot] = {}
     refs: dict[str, Slot] = {}
+    inner: dict[str, list[str]] = {}
     queue = _apart(slots)
     at_hand = {item.id: item.data for item in queue if item.data is not None}
     while queue:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import re
 import time
+from binascii import unhexlify
 from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import chain, zip_longest
@@ -101,16 +102,11 @@ def foresee(known: tuple[SessionRow, State] | None, request: Request) -> Foresee
         batch = complete(drafted)
     except HoldfastError:
         return None  # the transaction looks itself, and says why
-    if batch.loose:
-        return None
-    needs: dict[str, int] = {}
-    if len(batch.refs) > len(batch.payloads):
-        for payload_id, item in batch.refs.items():
-            if payload_id in batch.payloads:
-                continue
-            if item.size > ROW_PAYLOAD_BYTES or not payloads.is_proven(state, item):
-                return None
-            needs[payloads.raw(payload_id).hex()] = item.size
+    needs: dict[str, int] | None = {}
+    if batch.refs is not batch.payloads:
+        needs = None if batch.loose else _needs(state, batch)
+        if needs is None:
+            return None
     # A lease is given back like this only where nothing waits.
     done = Appended(batch.events, batch.state, batch.head, 0 if request.release else None)
     return Foreseen(row, done, _values(row, state, request, batch, needs))
@@ -124,6 +120,18 @@ def _is_much(slots: Sequence[Slot]) -> bool:
             if item.size > ROW_PAYLOAD_BYTES:
                 return True
     return total > AHEAD_BYTES
+
+
+def _needs(state: State, batch: Batch) -> dict[str, int] | None:
+    """Return the payloads that have to be in use already; None where that would not be enough."""
+    needs: dict[str, int] = {}
+    for payload_id, item in batch.refs.items():
+        if payload_id in batch.payloads:
+            continue
+        if item.size > ROW_PAYLOAD_BYTES or not payloads.is_proven(state, item):
+            return None
+        needs[payloads.raw(payload_id).hex()] = item.size
+    return needs
 
 
 def foresee_lease(
@@ -145,19 +153,27 @@ def foresee_lease(
 def _values(
     row: SessionRow, before: State, request: Request, batch: Batch, needs: dict[str, int]
 ) -> list[Any]:
-    lease = request.lease
-    at, last, items = int(time.time() * 1000), batch.events[-1], [*batch.payloads.values()]
+    lease, last, items = request.lease, batch.events[-1], [*batch.payloads.values()]
+    item, at = (items.pop() if items else None), time.time_ns() // 1_000_000
     values = [
         row.key,
         row.tenant_key,
         lease.owner,
         lease.epoch,
         before.seq,
-        bytes.fromhex(before.digest),
+        unhexlify(before.digest),
         row.key if request.release else None,
         _seldom(request, before, batch.state, needs),
-        *_event_columns(last),
-        *(_payload_columns(items.pop(), at) if items else _NO_PAYLOAD),
+        # As in `_event_columns` and `_payload_columns`; most appends have one of each.
+        last.seq,
+        last.type,
+        last.version,
+        last.at,
+        unhexlify(last.digest),
+        data_text(last),
+        None if item is None else payloads.raw(item.id),
+        at,
+        None if item is None else item.data,
     ]
     if last.seq == before.seq + 1 and not items:
         return values
@@ -170,7 +186,7 @@ def _values(
 
 
 def _event_columns(event: Event) -> tuple[Any, ...]:
-    digest = bytes.fromhex(event.digest)
+    digest = unhexlify(event.digest)
     return event.seq, event.type, event.version, event.at, digest, data_text(event)
 
 

@@ -10,6 +10,7 @@ All functions run inside a transaction that the caller holds.
 from __future__ import annotations
 
 import time
+from binascii import unhexlify
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
@@ -41,7 +42,7 @@ class Found(NamedTuple):
 
 def raw(payload_id: str) -> bytes:
     """Return the bytes of a content id."""
-    return bytes.fromhex(payload_id[7:])
+    return unhexlify(payload_id[7:])
 
 
 def named(digest: bytes) -> str:

@@ -6,10 +6,11 @@ All functions run inside a transaction that the caller holds.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import apsw
 import msgspec
+from msgspec import structs
 
 from holdfast.core import status
 from holdfast.core.errors import SessionDeleted, SessionNotFound
@@ -23,7 +24,7 @@ from holdfast.stores.sqlite.database import SQL
 PAGE_ROWS = 500
 
 
-class SessionRow(NamedTuple):
+class SessionRow(msgspec.Struct, frozen=True, gc=False):
     """What writing to a session needs to know of it."""
 
     key: int
@@ -49,7 +50,7 @@ def look_up(cursor: apsw.Cursor, session_id: str) -> SessionRow | None:
     """Return a session's row, None where there never was one; SessionDeleted where it is gone."""
     row: Any = cursor.execute(SQL["session_row"], (session_id,)).fetchone()
     if row is not None:
-        return SessionRow._make(row)
+        return SessionRow(*row)
     if cursor.execute(SQL["is_deleted"], (session_id,)).fetchone():
         raise SessionDeleted(
             f"session {session_id!r} was deleted; its id is never used again, choose another"
@@ -74,7 +75,7 @@ def heal(cursor: apsw.Cursor, row: SessionRow, state: State) -> SessionRow:
     cursor.execute(SQL["heal_session"], (*fixed, row.key))
     move(cursor, row.key, state)
     digest = bytes.fromhex(state.digest)
-    return row._replace(tenant=state.tenant, tenant_key=fixed[1], digest=digest)
+    return structs.replace(row, tenant=state.tenant, tenant_key=fixed[1], digest=digest)
 
 
 def _fixed(cursor: apsw.Cursor, state: State) -> tuple[Any, ...]:

@@ -140,8 +140,10 @@ class Writer:
         self._queue: queue.SimpleQueue[Job[Any] | None] = queue.SimpleQueue()
         self._told = 0  # how many heard of the last group: they may come back
         self._closed = False
-        self._dead: BaseException | None = None
         self._gate = threading.Lock()
+        self._refuse: Callable[[Job[Any]], HoldfastError] | None = None
+        if database.read_only:
+            self._refuse = lambda job: database.read_only_error(job.session)
         self._bells: dict[asyncio.AbstractEventLoop, Bell[list[Job[Any]]]] = {}
         self._thread = threading.Thread(target=self._run, name="holdfast-writer", daemon=True)
         self._thread.start()
@@ -169,6 +171,7 @@ class Writer:
         with self._gate:
             if not self._closed:
                 self._closed = True
+                self._refuse = self._refuse or (lambda _: closed_error(str(self._database.path)))
                 self._queue.put(None)
         self._thread.join()
         for bell in self._bells.values():
@@ -184,13 +187,9 @@ class Writer:
         return bell
 
     def _submit(self, job: Job[Any]) -> None:
-        if self._database.read_only:
-            raise self._database.read_only_error(job.session)
         with self._gate:
-            if self._dead is not None:
-                raise self._died(NothingWritten, job)
-            if self._closed:
-                raise closed_error(str(self._database.path))
+            if self._refuse is not None:
+                raise self._refuse(job)
             self._queue.put(job)
 
     def _run(self) -> None:
@@ -209,6 +208,9 @@ class Writer:
         """Wait for the next group; tell whether there is one."""
         item = self._queue.get()
         others = self._queue.qsize()  # nobody else takes from there
+        if not others and item is not None:
+            jobs.append(item)
+            return True
         on_their_way = 1 + others + self._told
         most = min(max(WHOLE_JOBS, (on_their_way + 1) // 2), GROUP_JOBS, 1 + others)
         while item is not None:
@@ -221,26 +223,27 @@ class Writer:
 
     def _die(self, jobs: list[Job[Any]], error: BaseException) -> None:
         """Let in no further job and fail all that are on their way."""
+
+        def died(kind: type[StoreFailed], job: Job[Any]) -> StoreFailed:
+            failed = kind(
+                f"the writer of this handle on {str(self._database.path)!r} died ({error!r}); "
+                "open the store again and read before anything else",
+                session=job.session,
+            )
+            failed.__cause__ = error
+            return failed
+
         with self._gate:
-            self._dead = error
+            self._refuse = partial(died, NothingWritten)
         for job in jobs:
-            job.error = self._died(OutcomeUnknown, job)
+            job.error = died(OutcomeUnknown, job)
         while not self._queue.empty():
             queued = self._queue.get()
             if queued is not None:
-                queued.error = self._died(NothingWritten, queued)
+                queued.error = died(NothingWritten, queued)
                 jobs.append(queued)
         _deliver(jobs)
         self._roll_back()
-
-    def _died(self, kind: type[StoreFailed], job: Job[Any]) -> StoreFailed:
-        failed = kind(
-            f"the writer of this handle on {str(self._database.path)!r} died ({self._dead!r}); "
-            "open the store again and read before anything else",
-            session=job.session,
-        )
-        failed.__cause__ = self._dead
-        return failed
 
     def _commit(self, jobs: list[Job[Any]]) -> None:
         """Commit a group: at once where all of it was foreseen, else job by job."""
@@ -370,9 +373,15 @@ class Writer:
 
 def _all_foreseen(jobs: list[Job[Any]]) -> list[Foreseen] | None:
     """Return what was foreseen of a group, where that is all of it and fits into one statement."""
-    items = [job.foreseen for job in jobs if job.foreseen is not None]
-    fits = sum([len(item.values) for item in items]) <= MOST_VALUES
-    return items if fits and len(items) == len(jobs) else None
+    items: list[Foreseen] = []
+    values = 0
+    for job in jobs:
+        item = job.foreseen
+        if item is None:
+            return None
+        items.append(item)
+        values += len(item.values)
+    return items if values <= MOST_VALUES else None
 
 
 def _call(function: Callable[[T], None], about: T) -> None:
@@ -392,6 +401,14 @@ def _may_be_committed(error: BaseException, changed: bool) -> bool:
 
 
 def _deliver(jobs: list[Job[Any]]) -> None:
+    bell = jobs[0].bell if jobs else None
+    for job in jobs:
+        if job.bell is not bell:
+            break
+    else:
+        if bell is not None:  # one loop waits for all of them, as it mostly is
+            bell.ring(jobs)
+            return
     by_bell: dict[Bell[list[Job[Any]]], list[Job[Any]]] = {}
     for job in jobs:
         if job.bell is not None:
@@ -406,8 +423,10 @@ def _resolve(jobs: list[Job[Any]]) -> None:
     left = iter(jobs)
     try:
         for job in left:
-            if job.outcome is not None and not job.outcome.done():
-                job.outcome.tell(job)
-    finally:
+            outcome = job.outcome
+            if outcome is not None and not outcome.done():
+                outcome.tell(job)
+    except BaseException:
         if rest := list(left):  # a task ended the loop: should it run again, the others go on
             asyncio.get_running_loop().call_soon(_resolve, rest)
+        raise
