@@ -47,7 +47,7 @@ _COLUMNS = len(_NAMES)
 MOST_ROWS = _SIZES[-1]
 MOST_VALUES = MOST_ROWS * _COLUMNS
 """What fits into one statement."""
-_NO_MOVE = (None,) * 6
+_NO_MOVE = (None,) * 5
 _NO_EVENT = (None,) * 6
 _NO_PAYLOAD = (None,) * 3
 
@@ -162,7 +162,6 @@ def _values(
         lease.epoch,
         before.seq,
         unhexlify(before.digest),
-        row.key if request.release else None,
         _seldom(request, before, batch.state, needs),
         # As in `_event_columns` and `_payload_columns`; most appends have one of each.
         last.seq,
@@ -200,6 +199,8 @@ def _seldom(request: Request, before: State, after: State, needs: dict[str, int]
         told |= zip(sessions.STANDING, sessions.standing(after), strict=True)
     if request.consumes:
         told["item"] = request.consumes[0]
+    if request.release:
+        told["leaves"] = True
     if snapshots.is_due(before.seq, after.seq):
         taken = snapshots.take(after)
         told |= {"fold": taken.fold, "checksum": taken.checksum, "body": taken.body.hex()}

@@ -321,23 +321,23 @@ SELECT id, 0 FROM tombstones WHERE key > ?
 -- appends have nothing of is `seldom`, an object in JSON: a group binds every column of every row,
 -- and keeps the interpreter from the event loop while it does.
 CREATE TEMP VIEW foreseen (
-  session, tenant, owner, epoch, was_seq, was_digest, leaves, seldom,
+  session, tenant, owner, epoch, was_seq, was_digest, seldom,
   seq, type, version, at, digest, data,
   payload, payload_at, bytes
 ) AS SELECT
-  NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
+  NULL, NULL, NULL, NULL, NULL, NULL, NULL,
   NULL, NULL, NULL, NULL, NULL, NULL,
   NULL, NULL, NULL;
 
+-- Which of the two triggers comes first is SQLite's affair. A lease that the other one has given
+-- back by now it has found held.
 CREATE TEMP TRIGGER foreseen_append INSTEAD OF INSERT ON foreseen BEGIN
   UPDATE sessions SET seq = NEW.seq, digest = NEW.digest, updated_at = NEW.at
-  WHERE key = NEW.session AND tenant_key = NEW.tenant AND owner = NEW.owner
+  WHERE key = NEW.session AND tenant_key = NEW.tenant
+    AND (owner = NEW.owner OR owner IS NULL AND NEW.seldom ->> 'leaves')
     AND epoch = NEW.epoch AND seq = NEW.was_seq AND digest = NEW.was_digest;
   SELECT RAISE(ROLLBACK, 'the session is elsewhere')
   WHERE NEW.was_digest IS NOT NULL AND changes() = 0;
-  UPDATE sessions SET owner = NULL WHERE key = NEW.leaves;
-  SELECT RAISE(ROLLBACK, 'something waits') FROM inbox
-  WHERE session = NEW.leaves AND consumed_seq IS NULL LIMIT 1;
 
   INSERT INTO payloads (tenant, id, size, at, data, session, used)
   SELECT NEW.tenant, NEW.payload, length(NEW.bytes), NEW.payload_at, NEW.bytes, NEW.session, 1
@@ -375,6 +375,13 @@ WHEN NEW.seldom IS NOT NULL BEGIN
   SELECT RAISE(ROLLBACK, 'nothing waits')
   WHERE NEW.seldom ->> 'item' IS NOT NULL AND changes() = 0;
 
+  UPDATE sessions SET owner = NULL
+  WHERE NEW.seldom ->> 'leaves' AND key = NEW.session AND owner = NEW.owner;
+  SELECT RAISE(ROLLBACK, 'something waits') WHERE NEW.seldom ->> 'leaves' AND (
+    changes() = 0
+    OR EXISTS (SELECT 1 FROM inbox WHERE session = NEW.session AND consumed_seq IS NULL)
+  );
+
   INSERT INTO snapshots (session, seq, fold, digest, checksum, body)
   SELECT
     NEW.session, NEW.seq, NEW.seldom ->> 'fold', NEW.digest,
@@ -396,7 +403,7 @@ END
 -- name: do_foreseen
 -- Conflicts end the whole transaction: SQLite then need not keep what each row changed.
 INSERT OR ROLLBACK INTO foreseen VALUES (
-  ?, ?, ?, ?, ?, ?, ?, ?,
+  ?, ?, ?, ?, ?, ?, ?,
   ?, ?, ?, ?, ?, ?,
   ?, ?, ?
 )
