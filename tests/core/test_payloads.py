@@ -202,6 +202,6 @@ def test_equal_values_have_equal_ids_whatever_they_are_for():
 
 def test_a_proof_of_nothing_is_no_proof():
     whole = slot("a long text " * 100, "message")
-    bare = Slot(whole.id, "text", "message", whole.size, proof=Proof(whole.id, None))
+    bare = Slot(whole.id, "text", "message", whole.size, proof=Proof(whole.id, None, whole.size))
     assert is_proven_text(whole)
     assert not is_proven_text(bare)

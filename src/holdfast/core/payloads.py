@@ -38,10 +38,11 @@ class Erased:
 
 
 class Proof(msgspec.Struct, frozen=True, gc=False):
-    """An id and the bytes that it was computed from, here and now."""
+    """An id and the bytes that it was computed from, here and now, and how many they are."""
 
     id: str
     data: bytes
+    size: int
 
 
 class Slot(msgspec.Struct, frozen=True, eq=False, gc=False):
@@ -124,9 +125,9 @@ def slot_of_bytes(encoding: str, data: bytes, kind: str) -> Slot:
     if kind not in KINDS:
         raise InvalidRef(f"unknown payload kind {kind!r}; known are {', '.join(sorted(KINDS))}")
     data = bytes(data)  # what can change proves nothing for long
-    payload_id = digest_id(data)
-    proof = Proof(payload_id, data)
-    return Slot(payload_id, encoding, kind, len(data), data, None, False, proof)
+    payload_id, size = digest_id(data), len(data)
+    proof = Proof(payload_id, data, size)
+    return Slot(payload_id, encoding, kind, size, data, None, False, proof)
 
 
 def to_record(item: Slot) -> Record:
@@ -308,13 +309,13 @@ def size_error(item: Slot, size: int) -> InvalidRef:
 
 def is_proven_text(item: Slot) -> bool:
     """Tell at a glance that a slot is a text that stands apart, with the bytes of its id."""
-    proof, size = item.proof, item.size
+    proof = item.proof
     return (
         type(proof) is Proof
         and proof.id is item.id
         and proof.data is item.data is not None
-        and type(size) is int
-        and INLINE_BYTES < size == len(proof.data)
+        and proof.size is item.size
+        and item.size > INLINE_BYTES
         and item.encoding == "text"
         and item.kind in KINDS
         and item.erased is None

@@ -24,7 +24,7 @@ from holdfast.core.events import Event, now
 from holdfast.core.facts import Fact
 from holdfast.core.heads import EdgeDraft, HeadDraft
 from holdfast.core.ids import check_key
-from holdfast.core.log import Batch, Draft, complete, draft
+from holdfast.core.log import Batch, complete, draft
 from holdfast.core.payloads import Slot
 from holdfast.core.state import State
 from holdfast.stores import snapshots
@@ -65,10 +65,6 @@ class Request(msgspec.Struct, frozen=True, gc=False):
     adopt_from: str | None
     release: bool
 
-    def draft(self, state: State) -> Draft:
-        """Return what it appends to a session in some state."""
-        return draft(state, self.facts, now(), self.head, self.edges, self.payloads)
-
 
 class Foreseen(msgspec.Struct, frozen=True, gc=False):
     """A write as computed from the state in memory, down to the rows of the view."""
@@ -85,7 +81,10 @@ def prepare(connection: apsw.Connection) -> None:
 
 
 def foresee(known: tuple[SessionRow, State] | None, request: Request) -> Foreseen | None:
-    """Compute a small append from the state in memory; None where that cannot tell the outcome."""
+    """Compute a small append from the state in memory; None where that cannot tell the outcome.
+
+    This runs on the event loop while the writer commits, and writes nothing.
+    """
     if known is None or request.adopt_from is not None or len(request.facts) > AHEAD_FACTS:
         return None
     row, state = known
@@ -96,7 +95,9 @@ def foresee(known: tuple[SessionRow, State] | None, request: Request) -> Foresee
     try:
         for key in request.consumes:
             check_key(key, "inbox key")
-        drafted = request.draft(state)
+        drafted = draft(
+            state, request.facts, now(), request.head, request.edges, request.payloads
+        )
         if _is_much(drafted.slots):
             return None
         batch = complete(drafted)
@@ -113,13 +114,10 @@ def foresee(known: tuple[SessionRow, State] | None, request: Request) -> Foresee
 
 
 def _is_much(slots: Sequence[Slot]) -> bool:
-    total = 0
-    for item in slots:
-        if item.data is not None:
-            total += item.size
-            if item.size > ROW_PAYLOAD_BYTES:
-                return True
-    return total > AHEAD_BYTES
+    if len(slots) == 1:
+        return slots[0].size > ROW_PAYLOAD_BYTES and slots[0].data is not None
+    sizes = [item.size for item in slots if item.data is not None]
+    return bool(sizes) and (max(sizes) > ROW_PAYLOAD_BYTES or sum(sizes) > AHEAD_BYTES)
 
 
 def _needs(state: State, batch: Batch) -> dict[str, int] | None:

@@ -19,7 +19,7 @@ from holdfast.core.events import Event, now
 from holdfast.core.facts import SessionStarted
 from holdfast.core.fold import fold
 from holdfast.core.ids import check_key
-from holdfast.core.log import Batch, complete, extend
+from holdfast.core.log import Batch, extend
 from holdfast.core.payloads import Slot, walk
 from holdfast.core.replay import replay
 from holdfast.core.state import State, empty
@@ -78,13 +78,6 @@ class Log:
         self._store(cursor, row, batch, source, empty(session_id))
         return batch.state
 
-    def foresee(self, request: Request) -> Foreseen | None:
-        """Compute an append from the state in memory, where that can tell the outcome.
-
-        This runs on the event loop while the writer commits, and writes nothing.
-        """
-        return foreseen.foresee(self.states.known(request.lease.session), request)
-
     def foresee_lease(self, session_id: str, owner: str) -> Foreseen | None:
         """Compute the lease of a session, where memory can tell that nobody drives it."""
         if self.holdings.epoch(session_id) is not None:
@@ -115,7 +108,14 @@ class Log:
                 seq=row.seq,
             )
         before = self.states.load(cursor, row)
-        batch = complete(request.draft(before))
+        batch = extend(
+            before,
+            request.facts,
+            at=now(),
+            head=request.head,
+            edges=request.edges,
+            payloads=request.payloads,
+        )
         source = None
         if request.adopt_from is not None:
             source = sessions.find(cursor, request.adopt_from)

@@ -6,6 +6,7 @@ All functions run inside a transaction that the caller holds.
 from __future__ import annotations
 
 from collections.abc import Callable
+from operator import attrgetter
 from typing import Any
 
 import apsw
@@ -118,15 +119,13 @@ def standing(state: State) -> tuple[Any, ...]:
     )
 
 
+_stands = attrgetter("status", "last_turn", "head", "spend")
+
+
 def stands_as_before(before: State, after: State) -> bool:
     """Tell at a glance that nothing of this has changed."""
-    return (
-        after.status == before.status
-        and after.spend is before.spend
-        and after.head is before.head
-        and after.last_turn is before.last_turn
-        and after.counters.get("turn") == before.counters.get("turn")
-    )
+    turns = before.counters.get("turn") == after.counters.get("turn")
+    return turns and bool(_stands(before) == _stands(after))
 
 
 def delete(cursor: apsw.Cursor, row: SessionRow) -> None:

@@ -51,7 +51,7 @@ from holdfast.stores.port import (
 )
 from holdfast.stores.sqlite import collector, foreseen, leases, payloads, sessions
 from holdfast.stores.sqlite.database import SQL, Database
-from holdfast.stores.sqlite.foreseen import Request
+from holdfast.stores.sqlite.foreseen import Request, foresee
 from holdfast.stores.sqlite.log import Copy, Log
 from holdfast.stores.sqlite.readers import Readers
 from holdfast.stores.sqlite.reading import SqliteReading
@@ -171,7 +171,8 @@ class SqliteSessionStore(SqliteReading):
         release: bool = False,
     ) -> Appended:
         """Append one atomic batch."""
-        session_id = self._check(lease.session)
+        self._owner.check_process()
+        session_id = check_id(lease.session)
         request = Request(
             lease,
             after_seq,
@@ -184,7 +185,7 @@ class SqliteSessionStore(SqliteReading):
             adopt_from,
             release,
         )
-        ahead = self._log.foresee(request)
+        ahead = foresee(self._states.known(session_id), request)
         if ahead is None:
             return await self._append_unforeseen(request)
         work = partial(self._log.append, request)
@@ -192,7 +193,7 @@ class SqliteSessionStore(SqliteReading):
         job = Job(work, session_id, settled, _is_appended, ahead, _appended_place)
         done = await self._writer.run(job)
         if done is ahead.done:  # else the writer looked itself, and knows better
-            self._log.states.remember(ahead.row, done.state)
+            self._states.remember(ahead.row, done.state)
         return done
 
     async def _append_unforeseen(self, request: Request) -> Appended:

@@ -91,8 +91,9 @@ class Outcome(asyncio.Future[T]):
             self.set_exception(failed)
         else:
             self.set_exception(job.error)
-        if self._goes_on is not None:
-            goes_on, self._goes_on = self._goes_on, None
+        goes_on = self._goes_on
+        if goes_on is not None:
+            self._goes_on = None
             goes_on()
 
 
@@ -154,13 +155,19 @@ class Writer:
         job.bell = self._bells.get(loop) or self._add_bell(loop)
         outcome: Outcome[T] = Outcome(loop=loop)
         job.outcome = outcome
-        self._submit(job)
+        with self._gate:
+            if self._refuse is not None:
+                raise self._refuse(job)
+            self._queue.put(job)
         return outcome
 
     def run_blocking(self, job: Job[T]) -> T:
         """Run a job from a thread."""
         job.done = threading.Event()
-        self._submit(job)
+        with self._gate:
+            if self._refuse is not None:
+                raise self._refuse(job)
+            self._queue.put(job)
         job.done.wait()
         if job.error is not None:
             raise job.error
@@ -185,12 +192,6 @@ class Writer:
                 self._bells.pop(old).close()
             bell = self._bells[loop] = Bell(loop, _resolve)
         return bell
-
-    def _submit(self, job: Job[Any]) -> None:
-        with self._gate:
-            if self._refuse is not None:
-                raise self._refuse(job)
-            self._queue.put(job)
 
     def _run(self) -> None:
         jobs: list[Job[Any]] = []
