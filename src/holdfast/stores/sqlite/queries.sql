@@ -345,7 +345,8 @@ CREATE TEMP TRIGGER foreseen_append INSTEAD OF INSERT ON foreseen BEGIN
   ON CONFLICT (tenant, id) DO UPDATE SET used = 1 WHERE session = NEW.session AND used = 0;
   INSERT INTO refs (payload, session, used)
   SELECT key, NEW.session, 1 FROM payloads
-  WHERE changes() = 0 AND tenant = NEW.tenant AND id = NEW.payload AND session IS NOT NEW.session
+  WHERE tenant = NEW.tenant AND id = CASE WHEN changes() = 0 THEN NEW.payload END
+    AND session IS NOT NEW.session
   ON CONFLICT DO UPDATE SET used = 1;
 
   INSERT INTO events (session, seq, type, version, at, digest, data)
