@@ -95,19 +95,15 @@ def foresee(known: tuple[SessionRow, State] | None, request: Request) -> Foresee
     try:
         for key in request.consumes:
             check_key(key, "inbox key")
-        drafted = draft(
-            state, request.facts, now(), request.head, request.edges, request.payloads
-        )
+        drafted = draft(state, request.facts, now(), request.head, request.edges, request.payloads)
         if _is_much(drafted.slots):
             return None
         batch = complete(drafted)
     except HoldfastError:
         return None  # the transaction looks itself, and says why
-    needs: dict[str, int] | None = {}
-    if batch.refs is not batch.payloads:
-        needs = None if batch.loose else _needs(state, batch)
-        if needs is None:
-            return None
+    needs = {} if batch.refs is batch.payloads else _needs(state, batch)
+    if needs is None:
+        return None
     # A lease is given back like this only where nothing waits.
     done = Appended(batch.events, batch.state, batch.head, 0 if request.release else None)
     return Foreseen(row, done, _values(row, state, request, batch, needs))
@@ -122,6 +118,8 @@ def _is_much(slots: Sequence[Slot]) -> bool:
 
 def _needs(state: State, batch: Batch) -> dict[str, int] | None:
     """Return the payloads that have to be in use already; None where that would not be enough."""
+    if batch.loose:
+        return None
     needs: dict[str, int] = {}
     for payload_id, item in batch.refs.items():
         if payload_id in batch.payloads:
