@@ -110,6 +110,12 @@ def test_an_append_of_nothing_is_refused():
         extend(begin().state, [], at=AT)
 
 
+@pytest.mark.parametrize("thing", ["text", None, {"type": "turn.started"}, facts.Fact()])
+def test_what_is_no_fact_is_refused_by_name(thing):
+    with pytest.raises(InvalidInput, match=f"{type(thing).__name__} is no fact"):
+        extend(begin().state, [thing], at=AT)
+
+
 def test_a_read_only_session_takes_nothing():
     state = begin().state
     digest = event_digest(state.digest, 2, "moon.risen", 1, AT, {})

@@ -213,12 +213,17 @@ def _plan(cls: type[Fact]) -> _Plan:
     return _PLANS.get(cls) or _make_plan(cls)
 
 
-def _make_plan(cls: type[Fact]) -> _Plan:
-    if FACTS.get(cls.TYPE) is not cls:
+def check_type(cls: type[Fact]) -> None:
+    """Refuse what is none of the fact types."""
+    if FACTS.get(getattr(cls, "TYPE", "")) is not cls:
         raise InvalidRecord(
             f"{cls.__qualname__} is no fact that this release can read back; store what you have "
             "to say as a value of one that is"
         )
+
+
+def _make_plan(cls: type[Fact]) -> _Plan:
+    check_type(cls)
     hints = get_type_hints(cls)
     found = tuple(
         (

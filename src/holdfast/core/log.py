@@ -18,6 +18,7 @@ from holdfast.core.errors import HeadConflict, InvalidInput, InvalidRef, ReadOnl
 from holdfast.core.events import Event, stamp
 from holdfast.core.facts import Fact, HeadPublished
 from holdfast.core.fold import apply
+from holdfast.core.forms import check_type
 from holdfast.core.heads import EdgeDraft, HeadDraft
 from holdfast.core.ids import check_content_id, check_id, check_key
 from holdfast.core.payloads import (
@@ -31,7 +32,7 @@ from holdfast.core.payloads import (
     manifest_slots,
 )
 from holdfast.core.state import State
-from holdfast.core.status import ANY, LEGAL, check_legal
+from holdfast.core.status import LEGAL, check_legal
 from holdfast.core.values import MAX_INTEGER
 
 _NUMBERED: dict[type[Fact], str] = {
@@ -271,7 +272,8 @@ class _Rules(dict[type[Fact], tuple[frozenset[str], str | None, Any]]):
     """By fact type: in which statuses it is legal, by what it is numbered, what else it must be."""
 
     def __missing__(self, cls: type[Fact]) -> tuple[frozenset[str], str | None, Any]:
-        rule = self[cls] = (LEGAL.get(cls.TYPE, ANY), _NUMBERED.get(cls), _CHECKS.get(cls))
+        check_type(cls)
+        rule = self[cls] = (LEGAL[cls.TYPE], _NUMBERED.get(cls), _CHECKS.get(cls))
         return rule
 
 

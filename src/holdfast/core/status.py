@@ -21,7 +21,7 @@ STATUSES = (IDLE, RUNNING, SUSPENDED, INTERRUPTED, STOP_REQUESTED, STOPPED, FAIL
 
 _AWAKE = frozenset({IDLE, RUNNING, SUSPENDED, STOP_REQUESTED})
 _IN_TURN = frozenset({RUNNING, SUSPENDED, STOP_REQUESTED})
-ANY = _AWAKE | {STOPPED, FAILED}
+_ANY = _AWAKE | {STOPPED, FAILED}
 
 LEGAL: dict[str, frozenset[str]] = {
     "session.started": frozenset({NEW}),
@@ -51,7 +51,7 @@ LEGAL: dict[str, frozenset[str]] = {
     "budget.warned": _AWAKE,
     "budget.exceeded": _AWAKE,
     "head.published": _AWAKE,
-    "lineage.added": ANY,
+    "lineage.added": _ANY,
     "run.started": frozenset({IDLE}),
     "run.paused": _AWAKE,
     "run.resumed": _AWAKE,
@@ -71,7 +71,7 @@ LEGAL: dict[str, frozenset[str]] = {
 
 def check_legal(status: str, event_type: str) -> None:
     """Raise IllegalTransition where an event may not be appended in a status."""
-    if status not in LEGAL.get(event_type, ANY):
+    if status not in LEGAL.get(event_type, _ANY):
         raise IllegalTransition(
             f"{event_type!r} is not legal while the session is {status!r}; legal in: "
             f"{', '.join(sorted(LEGAL[event_type]))}",

@@ -155,19 +155,13 @@ class Writer:
         job.bell = self._bells.get(loop) or self._add_bell(loop)
         outcome: Outcome[T] = Outcome(loop=loop)
         job.outcome = outcome
-        with self._gate:
-            if self._refuse is not None:
-                raise self._refuse(job)
-            self._queue.put(job)
+        self._submit(job)
         return outcome
 
     def run_blocking(self, job: Job[T]) -> T:
         """Run a job from a thread."""
         job.done = threading.Event()
-        with self._gate:
-            if self._refuse is not None:
-                raise self._refuse(job)
-            self._queue.put(job)
+        self._submit(job)
         job.done.wait()
         if job.error is not None:
             raise job.error
@@ -192,6 +186,12 @@ class Writer:
                 self._bells.pop(old).close()
             bell = self._bells[loop] = Bell(loop, _resolve)
         return bell
+
+    def _submit(self, job: Job[Any]) -> None:
+        with self._gate:
+            if self._refuse is not None:
+                raise self._refuse(job)
+            self._queue.put(job)
 
     def _run(self) -> None:
         jobs: list[Job[Any]] = []

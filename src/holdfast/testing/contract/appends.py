@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -63,6 +64,17 @@ class AppendContract(ContractPlace):
             with pytest.raises(SettingsConflict, match="s-1"):
                 await store.create_session("s-1", other)
         assert (await store.load_state("s-1")).tenant == "default"
+
+    async def test_what_is_no_fact_is_refused_with_all_that_comes_with_it(
+        self, store: SessionStore
+    ) -> None:
+        driver = await drive(store)
+        for wrong in ("text", None, {"message": 1}, facts.Fact()):
+            new: list[Any] = [driver.message("before"), wrong]
+            with pytest.raises(InvalidInput, match=f"{type(wrong).__name__} is no fact"):
+                await driver.append(*new)
+        assert len(await all_events(store, "s-1")) == driver.state.seq
+        await driver.say("hi")
 
     async def test_creating_one_id_many_times_at_once_makes_one_session(
         self, place: Place, store: SessionStore
