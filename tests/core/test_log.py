@@ -19,7 +19,7 @@ from holdfast.core.events import Event, chain_start, check_digest, event_digest
 from holdfast.core.fold import fold
 from holdfast.core.heads import EdgeDraft, HeadDraft
 from holdfast.core.log import extend
-from holdfast.core.payloads import Erased, Slot, manifest, slot, to_record
+from holdfast.core.payloads import INLINE_BYTES, Erased, Slot, manifest, slot, to_record
 from holdfast.core.state import State
 from holdfast.core.status import LEGAL, STATUSES, check_legal
 
@@ -132,6 +132,13 @@ def test_payloads_are_gathered_with_their_bytes_and_manifests_are_followed():
     )
     assert set(batch.payloads) == {names.id, part.id, BIG.id}
     assert set(batch.refs) == {names.id, part.id, BIG.id}
+
+
+@pytest.mark.parametrize("size", [INLINE_BYTES, INLINE_BYTES + 1])
+def test_only_what_is_too_long_for_its_record_is_a_payload(size):
+    said = facts.MessageAppended(message=1, role="user", content=slot("x" * size, "message"))
+    batch = extend(begin().state, [said], at=AT)
+    assert len(batch.payloads) == len(batch.refs) == (size > INLINE_BYTES)
 
 
 def test_a_ref_without_bytes_is_demanded_of_the_store():

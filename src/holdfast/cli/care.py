@@ -129,7 +129,7 @@ def export_command(call: Call, sessions: tuple[str, ...], everything: bool, outp
 @command("import")
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
 def import_command(call: Call, file: Path) -> None:
-    """Store the sessions of FILE, checked whole before anything is stored."""
+    """Store the sessions of FILE; none where it is bad or one of them does not fit here."""
     from holdfast.stores.portable import import_sessions
 
     async def work() -> tuple[list[ImportOutcome], list[str]]:

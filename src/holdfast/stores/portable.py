@@ -28,6 +28,7 @@ from holdfast.core.errors import (
     InvalidRef,
     NothingWritten,
     PayloadNotFound,
+    SessionNotFound,
     StoreNewer,
 )
 from holdfast.core.events import Event, event_from_record, event_to_line, now
@@ -36,7 +37,7 @@ from holdfast.core.payloads import Reach, Slot, check_bytes, erased_mark, walk
 from holdfast.core.records import Record, canonical, parse
 from holdfast.core.state import State, empty
 from holdfast.stores.port import ImportOutcome, SessionStore
-from holdfast.stores.rows import erase_again
+from holdfast.stores.rows import erase_again, forward, held_error
 
 if sys.version_info >= (3, 14):
     from compression import zstd
@@ -88,12 +89,37 @@ async def export_sessions(store: SessionStore, session_ids: Sequence[str], path:
 
 
 async def import_sessions(store: SessionStore, path: str | Path) -> list[ImportOutcome]:
-    """Check a whole file, then store its sessions; raise before anything is stored if it is bad."""
+    """Check a whole file, then store its sessions.
+
+    It raises before anything is stored where the file is bad or one of its sessions does not fit
+    here. Each session is stored whole or not at all.
+    """
     logs = await asyncio.to_thread(_read, Path(path))
+    if len(logs) > 1:
+        for session_id, log in logs.items():
+            await _check_fits(store, session_id, log.events)
     return [
         await store.import_log(session_id, log.events, log.payloads, log.erased)
         for session_id, log in logs.items()
     ]
+
+
+async def _check_fits(store: SessionStore, session_id: str, events: Sequence[Event]) -> None:
+    """Raise what storing a copy would, as far as a look can tell."""
+    try:
+        info = await store.session_info(session_id)
+        common = min(info.seq, len(events))
+        last = await store.read_events(session_id, after=common - 1, limit=1)
+        if not last or last[0].digest != events[common - 1].digest:
+            stored: list[Event] = []
+            while page := await store.read_events(session_id, after=len(stored)):
+                stored += page
+            forward(session_id, stored, events)
+    except (SessionNotFound, Corruption):
+        return  # it is new here, or damaged, which the copy heals
+    lease = await store.lease_of(session_id) if len(events) > info.seq else None
+    if lease is not None and lease.live:
+        raise held_error(lease)
 
 
 def _settle(part: Path, path: Path) -> None:

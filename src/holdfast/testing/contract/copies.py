@@ -175,6 +175,38 @@ class CopyContract(ContractPlace):
         assert await view(copy, "s-1") == before
         await copy.close()
 
+    @pytest.mark.parametrize("reason", ["differs", "is driven", "was deleted"])
+    async def test_a_file_of_which_one_session_does_not_fit_leaves_nothing_of_the_others(
+        self, place: Place, store: SessionStore, tmp_path: Path, reason: str
+    ) -> None:
+        first, second = await drive(store, "s-1"), await drive(store, "s-2")
+        copy = await place.beside("copy").open()
+        await export_sessions(store, ["s-2"], tmp_path / "early")
+        await import_sessions(copy, tmp_path / "early")
+        await first.say("hi")
+        await second.say("here")
+        await export_sessions(store, ["s-1", "s-2"], tmp_path / "both")
+        lease = await copy.acquire("s-2")
+        refusal: type[HoldfastError] = LeaseHeld
+        if reason == "differs":
+            await Driver(copy, lease, await copy.load_state("s-2")).say("there")
+            refusal = ImportConflict
+        if reason != "is driven":
+            await copy.release(lease)
+        if reason == "was deleted":
+            await copy.delete("s-2")
+            refusal = SessionDeleted
+        with pytest.raises(refusal, match="s-2"):
+            await import_sessions(copy, tmp_path / "both")
+        with pytest.raises(SessionNotFound):
+            await copy.session_info("s-1")
+        if reason == "is driven":
+            await copy.release(lease)
+            done = await import_sessions(copy, tmp_path / "both")
+            assert [item.outcome for item in done] == ["created", "forwarded"]
+            assert await view(copy, "s-2") == await view(store, "s-2")
+        await copy.close()
+
     async def test_a_copy_is_not_forwarded_under_a_live_driver(
         self, place: Place, store: SessionStore, tmp_path: Path
     ) -> None:
