@@ -205,3 +205,22 @@ def test_a_proof_of_nothing_is_no_proof():
     bare = Slot(whole.id, "text", "message", whole.size, proof=Proof(whole.id, None, whole.size))
     assert is_proven_text(whole)
     assert not is_proven_text(bare)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"id": digest_id(b"another")},
+        {"data": b"another"},
+        {"size": 7},
+        {"size": 1200.0},
+        {"encoding": "manifest"},
+        {"kind": "moon"},
+        {"erased": Erased("2026-01-01T00:00:00.000000Z", "asked")},
+        {"proof": None},
+        {"proof": "of another type"},
+    ],
+    ids=str,
+)
+def test_a_proof_proves_no_other_slot(change):
+    assert not is_proven_text(structs.replace(slot("a long text " * 100, "message"), **change))
