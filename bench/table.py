@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import platform
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -31,7 +33,18 @@ class Figure:
 
 def as_result(title: str, figures: list[Figure]) -> dict[str, object]:
     """Return what a bench's `run` gives back."""
-    return {"title": title, "figures": [asdict(f) | {"met": f.met} for f in figures]}
+    return {
+        "title": title,
+        "on": _place(),
+        "figures": [asdict(f) | {"met": f.met} for f in figures],
+    }
+
+
+def _place() -> str:
+    """Return what figures depend on beside the disk; one Python may be a third quicker."""
+    python = f"{platform.python_implementation()} {platform.python_version()}"
+    build = f"{platform.python_compiler()}, {' '.join(filter(None, platform.python_build()))}"
+    return f"{python} ({build}), {os.cpu_count()} processors, {platform.system()}"
 
 
 def print_result(result: dict[str, object]) -> None:
@@ -48,7 +61,7 @@ def print_result(result: dict[str, object]) -> None:
             )
         )
     widths = [max(len(row[i]) for row in rows) for i in range(5)]
-    print(f"\n{result['title']}")
+    print(f"\n{result['title']}\n{result['on']}")
     for row in rows:
         cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
         print("  " + "  ".join(cells).rstrip())
