@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from dataclasses import fields as dataclass_fields
 from dataclasses import replace as replace_fact
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from types import UnionType
 from typing import Union, get_args, get_origin, get_type_hints
@@ -319,3 +320,12 @@ FILLED = {cls: _filled(cls) for cls in FACTS.values()}
 def test_that_comparison_begins_with_facts_that_can_be_written():
     written = [cls for cls, good in FILLED.items() if isinstance(forms(cls(**good))[0], dict)]
     assert len(written) == len(FACTS)
+
+
+def test_the_present_time_is_written_to_the_microsecond(monkeypatch):
+    moment = datetime(2026, 3, 4, 5, 6, 7, 89, tzinfo=UTC)
+    for shift in (0, 911, 911, 999_911, 1_000_000, 86_400_000_000, -1, -90):
+        at = moment + timedelta(microseconds=shift)
+        nanoseconds = (at - datetime.fromtimestamp(0, UTC)) // timedelta(microseconds=1) * 1000
+        monkeypatch.setattr(events_module.time, "time_ns", lambda ns=nanoseconds: ns + 999)
+        assert now() == at.strftime("%Y-%m-%dT%H:%M:%S.%fZ")

@@ -33,12 +33,12 @@ from holdfast.core.payloads import manifest, slot, to_record
 from holdfast.core.state import Spend, empty
 from holdfast.stores import feed
 from holdfast.stores.feed import POLL_SECONDS
-from holdfast.stores.port import InboxDraft, Lease, Transient
+from holdfast.stores.port import ROW_PAYLOAD_BYTES, InboxDraft, Lease, Transient
 from holdfast.stores.snapshots import SNAPSHOT_EVENTS
 from holdfast.stores.sqlite import events as event_rows
 from holdfast.stores.sqlite import leases
 from holdfast.stores.sqlite import sessions as session_rows
-from holdfast.stores.sqlite.foreseen import AHEAD_FACTS, MOST_ROWS
+from holdfast.stores.sqlite.foreseen import AHEAD_BYTES, AHEAD_FACTS, MOST_ROWS
 from holdfast.stores.sqlite.store import SqliteSessionStore
 from holdfast.stores.sqlite.writer import Job
 from holdfast.stores.verify import verify
@@ -594,6 +594,29 @@ def test_whatever_a_row_says_is_written_where_only_that_has_changed(change):
     after = structs.replace(before, **change)
     assert session_rows.standing(before) != session_rows.standing(after)
     assert not session_rows.stands_as_before(before, after)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "files", "ahead"),
+    [
+        ([ROW_PAYLOAD_BYTES], 0, True),
+        ([ROW_PAYLOAD_BYTES + 1], 1, False),
+        ([900, ROW_PAYLOAD_BYTES], 0, True),
+        ([900, ROW_PAYLOAD_BYTES + 1], 1, False),
+        ([AHEAD_BYTES // 4] * 4, 0, True),
+        ([AHEAD_BYTES // 5] * 6, 0, False),
+    ],
+)
+async def test_large_values_are_files_and_much_is_left_to_the_writer(store, sizes, files, ahead):
+    lease, _ = await start(store)
+    texts = [f"{n}" * size for n, size in enumerate(sizes)]
+    new = [message(n, text) for n, text in enumerate(texts, 1)]
+    (done,), swift = await at_once(store, [store.append(lease, 1, new)])
+    assert swift == ahead
+    assert len(list(store._path.glob("blobs/*/*/*"))) == files
+    for fact, text in zip(new, texts, strict=True):
+        assert await store.get_payload("talk", fact.content.id) == text.encode()
+    assert (await verify(store, "talk")).ok
 
 
 async def test_an_append_may_rely_on_the_very_value_it_refers_to_and_on_no_other(store):
