@@ -611,7 +611,7 @@ async def test_large_values_are_files_and_much_is_left_to_the_writer(store, size
     lease, _ = await start(store)
     texts = [f"{n}" * size for n, size in enumerate(sizes)]
     new = [message(n, text) for n, text in enumerate(texts, 1)]
-    (done,), swift = await at_once(store, [store.append(lease, 1, new)])
+    _, swift = await at_once(store, [store.append(lease, 1, new)])
     assert swift == ahead
     assert len(list(store._path.glob("blobs/*/*/*"))) == files
     for fact, text in zip(new, texts, strict=True):
