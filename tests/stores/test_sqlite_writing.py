@@ -1223,6 +1223,30 @@ async def test_two_loops_can_share_one_handle(store):
     assert await store.load_state("talk") == done.state
 
 
+async def test_of_a_group_each_goes_on_in_the_loop_that_asked(store):
+    leases = [(await start(store, f"talk-{n}"))[0] for n in range(3)]
+
+    async def append(lease):
+        await store.append(lease, 1, [message(1)])
+        return threading.get_ident()
+
+    def elsewhere(lease):
+        return asyncio.run(append(lease)), threading.get_ident()
+
+    beat = Job(lambda _: threading.get_ident())
+    async with asyncio.TaskGroup() as group:
+        async with Hold(store):
+            here = [group.create_task(append(lease)) for lease in leases[::2]]
+            await submitted(store, 2)
+            there = group.create_task(asyncio.to_thread(elsewhere, leases[1]))
+            await submitted(store, 3)
+            blocked = group.create_task(asyncio.to_thread(store._writer.run_blocking, beat))
+            await submitted(store, 4)
+    assert {task.result() for task in here} == {threading.get_ident()}
+    assert len(set(there.result())) == 1
+    assert blocked.result() == store._writer._thread.ident
+
+
 async def test_a_closed_handle_says_so(tmp_path):
     store = await SqliteSessionStore.open(tmp_path)
     lease, state = await start(store)
