@@ -172,7 +172,7 @@ class Writer:
         with self._gate:
             if not self._closed:
                 self._closed = True
-                self._refuse = self._refuse or (lambda _: closed_error(str(self._database.path)))
+                self._refuse = lambda _: closed_error(str(self._database.path))
                 self._queue.put(None)
         self._thread.join()
         for bell in self._bells.values():
