@@ -41,7 +41,8 @@ def apply(state: State, event: Event, fact: facts.Fact | None = None) -> State:
 
 
 def _count(state: State, counter: str, number: int) -> dict[str, int]:
-    return {**state.counters, counter: max(number, state.counters.get(counter, 0))}
+    known = state.counters.get(counter, 0)
+    return {**state.counters, counter: number if number > known else known}
 
 
 def _status(state: State, turn: OpenTurn | None, calls: dict[str, PendingCall]) -> str:

@@ -112,7 +112,8 @@ class Slot(msgspec.Struct, frozen=True, eq=False, gc=False):
 
 def slot(value: Any, kind: str) -> Slot:
     """Return the slot of a value, with its bytes."""
-    return slot_of_bytes(*values.encode(value), kind)
+    encoding, data = values.encode(value)
+    return slot_of_bytes(encoding, data, kind)
 
 
 def manifest(record: Record, kind: str) -> Slot:
@@ -124,7 +125,8 @@ def slot_of_bytes(encoding: str, data: bytes, kind: str) -> Slot:
     """Return the slot of bytes that are encoded already."""
     if kind not in KINDS:
         raise InvalidRef(f"unknown payload kind {kind!r}; known are {', '.join(sorted(KINDS))}")
-    data = bytes(data)  # what can change proves nothing for long
+    if type(data) is not bytes:
+        data = bytes(data)  # what can change proves nothing for long
     payload_id, size = digest_id(data), len(data)
     proof = Proof(payload_id, data, size)
     return Slot(payload_id, encoding, kind, size, data, None, False, proof)
