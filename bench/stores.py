@@ -8,6 +8,7 @@ after the log it produced was verified from end to end.
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import statistics
 import tempfile
@@ -47,6 +48,7 @@ def run() -> dict[str, object]:
     """Return the figures of the stores."""
     figures: list[Figure] = []
     for part in (appends, turns, cold_loads, payloads):
+        os.sync()  # what the part before left to the disk, deleting its files too, is not this one's
         with tempfile.TemporaryDirectory(prefix="holdfast-bench-", dir=Path.cwd()) as place:
             figures += asyncio.run(part(Path(place)))
     ours = {figure.name: figure.value for figure in figures}
