@@ -48,7 +48,7 @@ def run() -> dict[str, object]:
     """Return the figures of the stores."""
     figures: list[Figure] = []
     for part in (appends, turns, cold_loads, payloads):
-        os.sync()  # what the part before left to the disk, deleting its files too, is not this one's
+        os.sync()  # what the part before left to the disk is not this one's
         with tempfile.TemporaryDirectory(prefix="holdfast-bench-", dir=Path.cwd()) as place:
             figures += asyncio.run(part(Path(place)))
     ours = {figure.name: figure.value for figure in figures}
