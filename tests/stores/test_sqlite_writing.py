@@ -272,6 +272,20 @@ async def test_a_lease_is_taken_again_at_once_while_nobody_else_had_it(store):
     await store.append(taken[0], 2, [message(2)])
 
 
+@pytest.mark.parametrize("waiting", [1, 2])
+async def test_a_lease_is_given_back_with_the_last_item_that_waits_and_with_no_other(
+    store, waiting
+):
+    lease, _ = await start(store)
+    for n in range(waiting):
+        await store.put_inbox("talk", InboxDraft(f"item-{n}", "message"))
+    append = store.append(lease, 1, [message(1)], consumes=["item-0"], release=True)
+    (done,), swift = await at_once(store, [append])
+    assert (done.inbox, swift) == (waiting - 1, waiting == 1)
+    assert [item.key for item in await store.list_inbox("talk")] == ["item-1"][: waiting - 1]
+    assert (await store.lease_of("talk")) is None
+
+
 async def test_a_lease_that_is_taken_at_once_is_one_of_two_who_ask(store):
     lease, _ = await start(store)
     await store.release(lease)
