@@ -89,8 +89,12 @@ def event_digest(previous: str, seq: int, kind: str, version: int, at: str, data
     """Return the running digest after an event."""
     if not fits(data):
         explain(data, "record")
-    covered = {"at": at, "data": digest_form(data), "seq": seq, "type": kind, "v": version}
-    return sha256(unhexlify(previous) + encode(covered)).hexdigest()
+    return _chain(previous, seq, kind, version, at, digest_form(data))
+
+
+def _chain(previous: str, seq: int, kind: str, version: int, at: str, covered: Record) -> str:
+    body = encode({"at": at, "data": covered, "seq": seq, "type": kind, "v": version})
+    return sha256(unhexlify(previous) + body).hexdigest()
 
 
 def check_digest(previous: str, event: Event) -> None:
@@ -112,12 +116,11 @@ def stamp(
     previous: str, session: str, seq: int, at: str, fact: Fact, slots: list[Slot] | None = None
 ) -> Event:
     """Return the event that a fact becomes at its place in the log; add its slots to `slots`."""
-    data, stored, found = FORMS[type(fact)](fact)
+    covered, stored, found = FORMS[type(fact)](fact)
     if slots is not None:
         slots += found
     kind, version = fact.TYPE, fact.VERSION
-    covered = {"at": at, "data": data, "seq": seq, "type": kind, "v": version}
-    digest = sha256(unhexlify(previous) + encode(covered)).hexdigest()
+    digest = _chain(previous, seq, kind, version, at, covered)
     return Event(session, seq, kind, version, at, stored, digest)
 
 

@@ -49,8 +49,6 @@ class Feed:
         self._lock = threading.Lock()
         self._following: dict[str, set[SessionSubscription]] = {}
         self._hinted: set[HintSubscription] = set()
-        self.is_quiet = True
-        """Whether nobody follows anything, which every write asks."""
         self._poller: threading.Thread | None = None
         self._stop = threading.Event()
 
@@ -60,7 +58,6 @@ class Feed:
         with self._lock:
             self._check_open()
             self._following.setdefault(session_id, set()).add(item)
-            self.is_quiet = False
             self._start_polling()
         return item
 
@@ -70,9 +67,13 @@ class Feed:
         with self._lock:
             self._check_open()
             self._hinted.add(item)
-            self.is_quiet = False
             self._start_polling()
         return item
+
+    @property
+    def is_quiet(self) -> bool:
+        """Tell whether nobody follows anything."""
+        return not self._following and not self._hinted
 
     @property
     def is_hinting(self) -> bool:
@@ -121,7 +122,6 @@ class Feed:
                 group.discard(item)
                 if not group:
                     self._following.pop(item.session_id, None)
-            self.is_quiet = not self._following and not self._hinted
             if self.is_quiet:
                 self._stop.set()
 

@@ -150,7 +150,7 @@ def _values(
     row: SessionRow, before: State, request: Request, batch: Batch, needs: dict[str, int]
 ) -> list[Any]:
     lease, last, items = request.lease, batch.events[-1], [*batch.payloads.values()]
-    item, at = (items.pop() if items else None), time.time_ns() // 1_000_000
+    at = time.time_ns() // 1_000_000
     values = [
         row.key,
         row.tenant_key,
@@ -159,16 +159,8 @@ def _values(
         before.seq,
         unhexlify(before.digest),
         _seldom(request, before, batch.state, needs),
-        # As in `_event_columns` and `_payload_columns`; most appends have one of each.
-        last.seq,
-        last.type,
-        last.version,
-        last.at,
-        unhexlify(last.digest),
-        data_text(last),
-        None if item is None else payloads.raw(item.id),
-        at,
-        None if item is None else item.data,
+        *_event_columns(last),
+        *(_payload_columns(items.pop(), at) if items else _NO_PAYLOAD),
     ]
     if last.seq == before.seq + 1 and not items:
         return values

@@ -171,8 +171,7 @@ class SqliteSessionStore(SqliteReading):
         release: bool = False,
     ) -> Appended:
         """Append one atomic batch."""
-        self._owner.check_process()
-        session_id = check_id(lease.session)
+        session_id = self._check(lease.session)
         request = Request(
             lease,
             after_seq,
