@@ -1,6 +1,7 @@
 """A log that append could not have written is found out, whatever its digests say."""
 
 import pytest
+from msgspec import structs
 
 from holdfast.core import facts, heads
 from holdfast.core.errors import Corruption, InvalidInput
@@ -8,7 +9,7 @@ from holdfast.core.events import Event, event_digest
 from holdfast.core.forms import data_of
 from holdfast.core.log import extend
 from holdfast.core.payloads import slot
-from holdfast.core.replay import replay
+from holdfast.core.replay import prove, replay
 from holdfast.core.state import empty
 
 AT = "2026-01-02T03:04:05.000006Z"
@@ -161,3 +162,46 @@ def test_a_value_with_a_key_that_no_digest_covers_is_no_value():
                 ),
             ],
         )
+
+
+def test_a_log_that_proves_itself_becomes_a_copy():
+    events = chained(START, TURN)
+    payloads, erased = {"sha256:" + "0" * 64: b"x"}, {"sha256:" + "1" * 64: ("now", "rule")}
+    copy = prove("s", events, payloads, erased)
+    assert (copy.session, copy.events) == ("s", events)
+    assert (copy.payloads, copy.erased) == (payloads, erased)
+    assert (prove("s", events).payloads, prove("s", events).erased) == ({}, {})
+
+
+@pytest.mark.parametrize("field", ["session", "seq", "type", "version", "at", "data", "digest"])
+@pytest.mark.parametrize(
+    "wrong",
+    [None, -1, 1.5, "x", "\ud800", b"x", [], object()],
+    ids=lambda item: type(item).__name__,
+)
+def test_an_event_with_a_wrong_field_is_named(field, wrong):
+    events = chained(START, TURN)
+    forged = [events[0], structs.replace(events[1], **{field: wrong})]
+    with pytest.raises(Corruption, match="event"):
+        prove("s", forged)
+
+
+@pytest.mark.parametrize(
+    ("session", "events", "rest"),
+    [
+        ("../s", [], ()),
+        ("s", None, ()),
+        ("s", [None], ()),
+        ("s", [], ([],)),
+        ("s", [], (7,)),
+        ("s", [], ({"x": b""},)),
+        ("s", [], ({"sha256:" + "0" * 64: "text"},)),
+        ("s", [], ({}, 7)),
+        ("s", [], ({}, {"x": ("now", "rule")})),
+        ("s", [], ({}, {"sha256:" + "0" * 64: "rule"})),
+        ("s", [], ({}, {"sha256:" + "0" * 64: ("now",)})),
+    ],
+)
+def test_what_is_no_copy_is_refused(session, events, rest):
+    with pytest.raises(InvalidInput):
+        prove(session, events, *rest)

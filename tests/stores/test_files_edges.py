@@ -10,6 +10,7 @@ from holdfast.core.errors import PayloadNotFound, SessionDeleted
 from holdfast.core.events import Event, chain_start, event_digest
 from holdfast.core.facts import SessionStarted, VarsCheckpointed
 from holdfast.core.payloads import manifest, slot, slot_of_bytes, to_record
+from holdfast.core.replay import prove
 from holdfast.core.run_facts import ArtifactWritten
 from holdfast.stores.files import copies, writes
 from holdfast.stores.files.lines import read_header
@@ -46,7 +47,7 @@ def newer_log():
 
 
 async def test_an_artifact_of_a_newer_release_is_imported_and_has_no_copy(root, store, caplog):
-    assert (await store.import_log("s-1", newer_log(), {})).outcome == "created"
+    assert (await store.import_log(prove("s-1", newer_log()))).outcome == "created"
     assert (root / "runs" / "s-1" / "run.json").exists()
     assert not (root / "runs" / "s-1" / "artifacts").exists()
     assert caplog.text == "", "it is no failure"

@@ -13,6 +13,7 @@ from holdfast.core.errors import Corruption, InvalidId, StoreNewer, StoreUnsafe
 from holdfast.core.facts import CallRequested, CallResolved, SessionStarted
 from holdfast.core.payloads import slot
 from holdfast.core.records import canonical
+from holdfast.core.replay import Copy
 from holdfast.core.run_facts import ArtifactWritten
 from holdfast.stores import place
 from holdfast.stores.files.layout import file_name
@@ -240,7 +241,7 @@ async def test_hostile_ids_never_reach_the_file_system(root, store, hostile):
         store.acquire(hostile),
         store.release(Lease(hostile, "o-1", 1)),
         store.delete(hostile),
-        store.import_log(hostile, [], {}),
+        store.import_log(Copy(hostile, [])),
         store.session_info(hostile),
     ]
     for call in calls:

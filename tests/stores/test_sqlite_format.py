@@ -18,6 +18,7 @@ from holdfast.core.errors import (
 )
 from holdfast.core.fold import FOLD_VERSION
 from holdfast.core.payloads import slot
+from holdfast.core.replay import Copy
 from holdfast.stores import place, snapshots
 from holdfast.stores.port import InboxDraft
 from holdfast.stores.portable import export_sessions, import_sessions
@@ -457,7 +458,7 @@ async def test_a_copy_that_does_not_prove_itself_heals_nothing(tmp_path):
     connect(tmp_path).execute("DELETE FROM events WHERE seq = 3")
     forged = [*events[:2], replace(events[2], data=events[3].data), *events[3:]]
     with pytest.raises(Corruption, match="event 3"):
-        await store.import_log("talk", forged, {})
+        await store.import_log(Copy("talk", forged))
     assert not (await verify(store, "talk")).ok
     await store.close()
 

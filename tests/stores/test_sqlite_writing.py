@@ -30,6 +30,7 @@ from holdfast.core.errors import (
 )
 from holdfast.core.heads import HeadDraft
 from holdfast.core.payloads import manifest, slot, to_record
+from holdfast.core.replay import Copy, prove
 from holdfast.core.state import Spend, empty
 from holdfast.stores import feed
 from holdfast.stores.feed import POLL_SECONDS
@@ -1180,7 +1181,7 @@ async def test_importing_an_older_copy_does_not_bring_an_erased_blob_back(store)
     await store.append(lease, state.seq, [message(1, LARGE)])
     events = await store.read_events("talk")
     await store.erase("talk", LARGE.id, "rule")
-    done = await store.import_log("talk", events, {LARGE.id: LARGE.data})
+    done = await store.import_log(Copy("talk", events, {LARGE.id: LARGE.data}))
     assert done.outcome == "unchanged"
     assert not list(store._path.glob("blobs/*/*/*"))
     with pytest.raises(PayloadNotFound):
@@ -1199,7 +1200,7 @@ async def test_importing_a_good_copy_heals_a_damaged_payload(store, item):
         path.write_bytes(b"damaged")
     with pytest.raises(Corruption):
         await store.get_payload("talk", item.id)
-    await store.import_log("talk", events, {item.id: item.data})
+    await store.import_log(Copy("talk", events, {item.id: item.data}))
     assert await store.get_payload("talk", item.id) == item.data
 
 
@@ -1333,7 +1334,7 @@ async def test_followers_hear_what_their_own_handle_writes_without_a_look_at_the
     async with store.subscribe_all() as hints:
         for write in (
             store.create_session("another", facts.SessionStarted()),
-            store.import_log("copied", copy, {}),
+            store.import_log(prove("copied", copy)),
             store.put_inbox("talk", InboxDraft("key", "message")),
             store.append(lease, 1, slow, consumes=["key"]),
             store.append(lease, 1 + len(slow), [message(1 + len(slow))]),

@@ -19,7 +19,7 @@ import msgspec
 
 from holdfast.core.errors import Corruption, InvalidInput, InvalidRecord
 from holdfast.core.facts import Fact
-from holdfast.core.forms import FACTS, FORMS, fact_from_data
+from holdfast.core.forms import FACTS, FORMS, fact_from_data, forms_with_reasons
 from holdfast.core.payloads import Slot, digest_form
 from holdfast.core.records import Record, canonical, encode, explain, fits, parse
 
@@ -120,7 +120,11 @@ def stamp(
     if slots is not None:
         slots += found
     kind, version = fact.TYPE, fact.VERSION
-    digest = _chain(previous, seq, kind, version, at, covered)
+    try:
+        digest = _chain(previous, seq, kind, version, at, covered)
+    except TypeError as error:
+        forms_with_reasons(fact)  # which says what in it cannot be written
+        raise InvalidRecord(f"{kind} cannot be written: {error}") from error
     return Event(session, seq, kind, version, at, stored, digest)
 
 

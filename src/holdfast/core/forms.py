@@ -19,7 +19,7 @@ import msgspec
 from holdfast.core import facts, run_facts
 from holdfast.core.errors import InvalidRecord, InvalidRef
 from holdfast.core.facts import Fact
-from holdfast.core.payloads import INLINE_BYTES, Slot, from_record, to_record
+from holdfast.core.payloads import INLINE_BYTES, Slot, check_slot, from_record, to_record
 from holdfast.core.records import FIELD_DEPTH, Record, explain, fits
 from holdfast.core.values import MAX_INTEGER
 
@@ -60,6 +60,7 @@ def forms_with_reasons(fact: Fact) -> Forms:
         if shape is _SLOT:
             if type(value) is not Slot:
                 raise _no_slot(fact, name, value)
+            check_slot(value)
             covered[name] = value.ref()
             slots.append(value)
             if value.inline or value.erased is not None:
@@ -67,6 +68,8 @@ def forms_with_reasons(fact: Fact) -> Forms:
         elif value:
             if type(value) is not dict or any(type(item) is not Slot for item in value.values()):
                 raise _no_slot(fact, name, value)
+            for item in value.values():
+                check_slot(item)
             _check_nested(fact, name, dict.fromkeys(value))
             covered[name] = {key: item.ref() for key, item in value.items()}
             apart[name] = {key: to_record(item) for key, item in value.items()}
@@ -236,6 +239,9 @@ def _make_plan(cls: type[Fact]) -> _Plan:
     slots = tuple((name, shape) for name, shape, _ in found if shape in (_SLOT, _SLOTS))
     plain = [item for item in found if item[1] not in (_SLOT, _SLOTS)]
     names = tuple(name for name, _, _ in plain)
+    code = _Code()
+    for item in found:
+        code.add(*item)
     plan = _PLANS[cls] = _Plan(
         fields=found,
         slots=slots,
@@ -248,87 +254,103 @@ def _make_plan(cls: type[Fact]) -> _Plan:
             [(name, _bounded(hint), msgspec.field(default=None)) for name, hint, _ in plain],
         ),
         nested=tuple(name for name, hint, _ in plain if not all(map(_is_scalar, _options(hint)))),
-        forms=_compiled(found),
+        forms=code.made(),
     )
     return plan
 
 
-def _compiled(found: tuple[tuple[str, Any, Any], ...]) -> Callable[[Fact], Forms]:
-    """Return `forms` for one fact type, made as `dataclass` makes its methods.
+class _Code:
+    """The function that makes the forms of one fact type, written as `dataclass` writes methods.
 
     What it cannot tell at once it leaves to `forms_with_reasons`.
     """
-    names: dict[str, Any] = {
-        "Slot": Slot,
-        "in_doubt": forms_with_reasons,
-        "Doubt": _Doubt,
-        "refused": (InvalidRecord, InvalidRef),
-        "to_record": to_record,
-        "nested": _nested,
-    }
-    always: list[str] = []  # what every fact of the type has
-    first, then = [], ["apart = {}"]
-    slots: list[str] = []
-    for name, shape, default in found:
+
+    def __init__(self) -> None:
+        self._names: dict[str, Any] = {
+            "Slot": Slot,
+            "in_doubt": forms_with_reasons,
+            # Whatever stands where a slot should be has other attributes, or others in them.
+            "doubts": (_Doubt, InvalidRecord, InvalidRef, AttributeError, TypeError),
+            "Doubt": _Doubt,
+            "to_record": to_record,
+            "nested": _nested,
+        }
+        self._first: list[str] = []
+        self._always: list[str] = []  # what every fact of the type has, as parts of one record
+        self._slots: list[str] = []
+        self._then = ["apart = {}"]
+
+    def add(self, name: str, shape: Any, default: Any) -> None:
+        """Add a field."""
         if shape is _SLOTS:
-            then += [f"if fact.{name}:", "    raise Doubt"]
-            continue
-        value = f"its_{name}"
-        first.append(f"{value} = fact.{name}")
-        required = default is MISSING
+            self._then += [f"if fact.{name}:", "    raise Doubt"]
+            return
+        self._first.append(f"its_{name} = fact.{name}")
         if shape is _SLOT:
-            ref = (
-                f"{{'$ref': {value}.id, 'encoding': {value}.encoding, 'kind': {value}.kind, "
-                f"'size': {value}.size}}"
-            )
-            stored = [
-                f"if {value}.size <= {INLINE_BYTES} or {value}.erased is not None:",
-                f"    if {value}.inline or {value}.erased is not None:",
-                f"        apart['{name}'] = to_record({value})",
-            ]
-            if required:
-                first += [f"if type({value}) is not Slot:", "    raise Doubt"]
-                always.append(f"'{name}': {ref}")
-                slots.append(value)
-                then += stored
-            else:
-                then += [
-                    f"if type({value}) is Slot:",
-                    f"    covered['{name}'] = {ref}",
-                    f"    slots.append({value})",
-                    *(f"    {line}" for line in stored),
-                    f"elif {value} is not None:",
-                    "    raise Doubt",
-                ]
-            continue
-        scalar = " or ".join(_test(option, name, value, names) for option in _options(shape))
+            self._add_slot(name, required=default is MISSING)
+        else:
+            self._add_plain(name, shape, default)
+
+    def _add_slot(self, name: str, *, required: bool) -> None:
+        value = f"its_{name}"
+        ref = (
+            f"{{'$ref': {value}.id, 'encoding': {value}.encoding, 'kind': {value}.kind, "
+            f"'size': {value}.size}}"
+        )
+        stored = [
+            f"if {value}.size <= {INLINE_BYTES} or {value}.erased is not None:",
+            f"    if {value}.inline or {value}.erased is not None:",
+            f"        apart['{name}'] = to_record({value})",
+        ]
+        if required:
+            self._first += [f"if type({value}) is not Slot:", "    raise Doubt"]
+            self._always.append(f"'{name}': {ref}")
+            self._slots.append(value)
+            self._then += stored
+            return
+        self._then += [
+            f"if type({value}) is Slot:",
+            f"    covered['{name}'] = {ref}",
+            f"    slots.append({value})",
+            *(f"    {line}" for line in stored),
+            f"elif {value} is not None:",
+            "    raise Doubt",
+        ]
+
+    def _add_plain(self, name: str, shape: Any, default: Any) -> None:
+        value = f"its_{name}"
+        scalar = " or ".join(_test(option, name, value, self._names) for option in _options(shape))
         if all(map(_is_scalar, _options(shape))):
             otherwise = "raise Doubt"
         else:
             # Alone in a struct, because msgspec looks at any other type anew each time.
-            names[f"shape_{name}"] = msgspec.defstruct("Field", [("value", _bounded(shape))])
+            alone = msgspec.defstruct("Field", [("value", _bounded(shape))])
+            self._names[f"shape_{name}"] = alone
             otherwise = f"{value} = nested(fact, '{name}', {value}, shape_{name})"
         check = [f"if not ({scalar}):", f"    {otherwise}"]
-        if required:
-            first += check
-            always.append(f"'{name}': {value}")
-            continue
-        names[f"default_{name}"] = default
+        if default is MISSING:
+            self._first += check
+            self._always.append(f"'{name}': {value}")
+            return
+        self._names[f"default_{name}"] = default
         is_other = f"{value} is not None" if default is None else f"{value} != default_{name}"
         check.append(f"covered['{name}'] = {value}")
-        then += [f"if {is_other}:", *(f"    {line}" for line in check)]
-    lines = [
-        *first,
-        f"covered = {{{', '.join(always)}}}",
-        f"slots = [{', '.join(slots)}]",
-        *then,
-        "return covered, {**covered, **apart} if apart else covered, slots",
-    ]
-    body = "\n".join(f"        {line}" for line in lines)
-    rest = "    except (Doubt, *refused):\n        pass\n    return in_doubt(fact)"
-    exec(f"def forms(fact):\n    try:\n{body}\n{rest}", names)
-    made: Callable[[Fact], Forms] = names["forms"]
-    return made
+        self._then += [f"if {is_other}:", *(f"    {line}" for line in check)]
+
+    def made(self) -> Callable[[Fact], Forms]:
+        """Return the function."""
+        lines = [
+            *self._first,
+            f"covered = {{{', '.join(self._always)}}}",
+            f"slots = [{', '.join(self._slots)}]",
+            *self._then,
+            "return covered, {**covered, **apart} if apart else covered, slots",
+        ]
+        body = "\n".join(f"        {line}" for line in lines)
+        rest = "    except doubts:\n        pass\n    return in_doubt(fact)"
+        exec(f"def forms(fact):\n    try:\n{body}\n{rest}", self._names)
+        function: Callable[[Fact], Forms] = self._names["forms"]
+        return function
 
 
 def _test(option: Any, name: str, value: str, names: dict[str, Any]) -> str:

@@ -55,7 +55,7 @@ def publish(
     draft: HeadDraft, session: str, basis: str | None, start: int, end: int, digest: str
 ) -> HeadPublished:
     """Return the head that covers events start to end."""
-    if draft.kind not in HEAD_KINDS:
+    if type(draft.kind) is not str or draft.kind not in HEAD_KINDS:
         raise InvalidInput(f"unknown head kind {draft.kind!r}; use one of {sorted(HEAD_KINDS)}")
     return _named(
         HeadPublished,
@@ -74,7 +74,7 @@ def publish(
 
 def relate(draft: EdgeDraft, new_head: str | None) -> LineageAdded:
     """Return the edge of a draft; there is no edge without a child head."""
-    if draft.type not in EDGE_TYPES:
+    if type(draft.type) is not str or draft.type not in EDGE_TYPES:
         raise InvalidInput(f"unknown edge type {draft.type!r}; use one of {sorted(EDGE_TYPES)}")
     to_head = draft.to_head or new_head
     if to_head is None:

@@ -14,20 +14,25 @@ import msgspec
 from msgspec import structs
 
 from holdfast.core import facts, heads
-from holdfast.core.errors import HeadConflict, InvalidInput, InvalidRef, ReadOnlySession
+from holdfast.core.errors import (
+    HeadConflict,
+    InvalidInput,
+    InvalidRef,
+    ReadOnlySession,
+    check_kind,
+)
 from holdfast.core.events import Event, stamp
 from holdfast.core.facts import Fact, HeadPublished
 from holdfast.core.fold import apply
-from holdfast.core.forms import check_type
+from holdfast.core.forms import check_type, slots_of
 from holdfast.core.heads import EdgeDraft, HeadDraft
 from holdfast.core.ids import check_content_id, check_id, check_key
 from holdfast.core.payloads import (
-    ENCODINGS,
     INLINE_BYTES,
-    KINDS,
     Slot,
     check_bytes,
     check_size,
+    check_slot,
     is_proven_text,
     manifest_slots,
 )
@@ -79,6 +84,19 @@ class Batch(msgspec.Struct, frozen=True, gc=False):
     """Payloads that came with the append although no event leads to them."""
 
 
+def values_in(
+    new: Sequence[Fact], head: HeadDraft | None = None, payloads: Iterable[Slot] = ()
+) -> list[Slot]:
+    """Return all values that an append brings or refers to, before anything else is known of it."""
+    slots = [*payloads, *(item for fact in new for item in slots_of(fact))]
+    if head is not None:
+        check_kind(head, HeadDraft, "head")
+        slots += [item for item in (head.vars, head.final) if item is not None]
+    for item in slots:
+        check_slot(item)
+    return slots
+
+
 def extend(
     state: State,
     new: Sequence[Fact],
@@ -109,6 +127,8 @@ def draft(
         raise InvalidInput("an append needs at least one event")
     events: list[Event] = []
     slots = [*payloads]
+    for item in slots:
+        check_slot(item)
     beside = len(slots)
     bounds = False
     for fact in new:
@@ -119,6 +139,8 @@ def draft(
                 )
             bounds = True
         state = _add(state, fact, at, events, slots)
+    if head is not None:
+        check_kind(head, HeadDraft, "head")
     if bounds:
         _check_published(new, head)
     published = None
@@ -126,6 +148,7 @@ def draft(
         published = _publish(state, head)
         state = _add(state, published, at, events, slots)
     for edge in edges:
+        check_kind(edge, EdgeDraft, "edge")
         relation = heads.relate(edge, published.id if published else None)
         state = _add(state, relation, at, events, slots)
     return Draft(events, state, published, slots, beside)
@@ -318,10 +341,9 @@ def _apart(slots: Iterable[Slot]) -> list[Slot]:
     """Return the values that are payloads of their own; refuse what records cannot hold."""
     apart: list[Slot] = []
     for item in slots:
+        check_slot(item)
         if item.erased is not None:
             raise InvalidRef(f"payload {item.id!r} was erased and cannot be referred to again")
-        if type(item.size) is not int or item.encoding not in ENCODINGS or item.kind not in KINDS:
-            raise InvalidRef(f"{item!r} is no value that records can hold")
         if item.size > INLINE_BYTES or not item.inline:
             apart.append(item)
         elif item.data is not None:

@@ -309,6 +309,23 @@ def size_error(item: Slot, size: int) -> InvalidRef:
     )
 
 
+def check_slot(item: Slot) -> None:
+    """Refuse a slot that no record can hold, whatever it may lead to."""
+    if not (
+        isinstance(item, Slot)
+        and type(item.id) is type(item.encoding) is type(item.kind) is str
+        and item.encoding in ENCODINGS
+        and item.kind in KINDS
+        and type(item.size) is int
+        and (item.data is None or type(item.data) is bytes)
+        and (item.erased is None or type(item.erased) is Erased)
+    ):
+        raise InvalidRef(
+            f"{ascii(item)[:200]} is no value that records can hold; pass what "
+            "`slot(value, kind)` returns"
+        )
+
+
 def is_proven_text(item: Slot) -> bool:
     """Tell at a glance that a slot is a text that stands apart, with the bytes of its id."""
     proof = item.proof
@@ -319,6 +336,7 @@ def is_proven_text(item: Slot) -> bool:
         and proof.size is item.size
         and item.size > INLINE_BYTES
         and item.encoding == "text"
+        and type(item.kind) is str
         and item.kind in KINDS
         and item.erased is None
     )

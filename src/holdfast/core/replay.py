@@ -8,16 +8,71 @@ import share it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
 
 from holdfast.core import heads
-from holdfast.core.errors import Corruption, HoldfastError, InvalidInput
+from holdfast.core.errors import Corruption, HoldfastError, InvalidInput, check_kind
 from holdfast.core.events import Event, check_digest
 from holdfast.core.facts import Fact, HeadPublished, LineageAdded, SessionStarted
 from holdfast.core.fold import apply
+from holdfast.core.ids import check_content_id, check_id
 from holdfast.core.log import check_fact
 from holdfast.core.payloads import walk
-from holdfast.core.state import State
+from holdfast.core.state import State, empty
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """A session's whole log that has proven itself, as an import brings it; `prove` makes one.
+
+    `payloads` are the values that its events lead to, by id; whoever stores them checks their
+    bytes. `erased` names payloads inside manifests that the original erased, with time and rule.
+    """
+
+    session: str
+    events: Sequence[Event]
+    payloads: Mapping[str, bytes] = field(default_factory=dict)
+    erased: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+
+
+def prove(
+    session_id: str,
+    events: Sequence[Event],
+    payloads: Mapping[str, bytes] | None = None,
+    erased: Mapping[str, tuple[str, str]] | None = None,
+) -> Copy:
+    """Return a copy of a log that could have been written here; name the first event that is wrong.
+
+    Its cost grows with the log: call it in a thread where an event loop must go on.
+    """
+    check_id(session_id)
+    check_kind(events, Sequence, "log")
+    for number, event in enumerate(events, 1):
+        check_kind(event, Event, "event")
+        try:
+            msgspec.convert(msgspec.structs.asdict(event), Event)
+        except (msgspec.ValidationError, UnicodeEncodeError) as error:
+            raise Corruption(
+                f"event {number} of session {session_id!r} is none: {error}",
+                session=session_id,
+                seq=number,
+            ) from error
+    replay(empty(session_id), events)
+    given = {} if payloads is None else payloads
+    marks = {} if erased is None else erased
+    check_kind(given, Mapping, "collection of payloads by id")
+    for payload_id, data in given.items():
+        check_content_id(payload_id)
+        check_kind(data, bytes, "payload")
+    check_kind(marks, Mapping, "collection of erasures by payload id")
+    for payload_id, mark in marks.items():
+        check_content_id(payload_id)
+        if type(mark) is not tuple or [type(part) for part in mark] != [str, str]:
+            raise InvalidInput(f"{ascii(mark)[:80]} is no erasure; pass its time and its rule")
+    return Copy(session_id, events, given, marks)
 
 
 def replay(state: State, events: Iterable[Event]) -> State:

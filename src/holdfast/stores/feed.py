@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import Protocol
 
 from holdfast.core.events import Event
+from holdfast.stores.checks import check_page, check_transient
 from holdfast.stores.port import Gap, Hint, Transient
 from holdfast.stores.rows import closed_error
 
@@ -54,6 +55,7 @@ class Feed:
 
     def subscribe(self, session_id: str, after: int) -> SessionSubscription:
         """Follow one session."""
+        check_page(after, None, 1)
         item = SessionSubscription(self, self._read, session_id, after)
         with self._lock:
             self._check_open()
@@ -94,6 +96,7 @@ class Feed:
 
     def notify(self, item: Transient) -> None:
         """Hand a transient to the session's subscribers."""
+        check_transient(item)
         if not self._following:
             return
         with self._lock:

@@ -20,6 +20,7 @@ from holdfast.core.events import Event
 from holdfast.core.facts import Fact, HeadPublished, InputKind, SessionStarted
 from holdfast.core.heads import EdgeDraft, HeadDraft
 from holdfast.core.payloads import Slot
+from holdfast.core.replay import Copy
 from holdfast.core.state import State
 
 LEASE_SECONDS = 15.0
@@ -52,6 +53,11 @@ class Lease:
     epoch: int
     seq: int = field(default=0, compare=False)
     inbox: int = field(default=0, compare=False)
+
+    def is_of(self, owner: str | None, epoch: int) -> bool:
+        """Tell whether an owner holds the session by this very lease."""
+        # What merely equals a number would be written as something else.
+        return type(self.epoch) is int and (self.owner, self.epoch) == (owner, epoch)
 
 
 @dataclass(frozen=True, slots=True)
@@ -422,20 +428,13 @@ class SessionStore(Protocol):
         """Remove payloads that no session refers to and that are older than the grace."""
         ...
 
-    async def import_log(
-        self,
-        session_id: str,
-        events: Sequence[Event],
-        payloads: dict[str, bytes],
-        erased: dict[str, tuple[str, str]] | None = None,
-    ) -> ImportOutcome:
-        """Store a verified copy of a session's whole log; see `holdfast.stores.portable`.
+    async def import_log(self, copy: Copy) -> ImportOutcome:
+        """Store a copy of a session's whole log, as `core.replay.prove` makes it.
 
         Identical is `unchanged`, a log of which the stored one is a prefix `forwarded`, a new id
         `created`; anything else is ImportConflict, a held lease LeaseHeld and a copy without events
         InvalidInput. A copy with open work is marked: it is read-only until
-        `acquire(takeover=True)` or forked. `erased` names payloads inside manifests that the
-        original erased (id to time and rule).
+        `acquire(takeover=True)` or forked. Files of such copies: `holdfast.stores.portable`.
         """
         ...
 

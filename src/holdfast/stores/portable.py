@@ -20,7 +20,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from holdfast.core import replay
 from holdfast.core.errors import (
     Corruption,
     InvalidId,
@@ -35,6 +34,7 @@ from holdfast.core.events import Event, event_from_record, event_to_line, now
 from holdfast.core.ids import check_content_id, check_id
 from holdfast.core.payloads import Reach, Slot, check_bytes, erased_mark, walk
 from holdfast.core.records import Record, canonical, parse
+from holdfast.core.replay import Copy, step
 from holdfast.core.state import State, empty
 from holdfast.stores.port import ImportOutcome, SessionStore
 from holdfast.stores.rows import erase_again, forward, held_error
@@ -94,18 +94,16 @@ async def import_sessions(store: SessionStore, path: str | Path) -> list[ImportO
     It raises before anything is stored where the file is bad or one of its sessions does not fit
     here. Each session is stored whole or not at all.
     """
-    logs = await asyncio.to_thread(_read, Path(path))
-    if len(logs) > 1:
-        for session_id, log in logs.items():
-            await _check_fits(store, session_id, log.events)
-    return [
-        await store.import_log(session_id, log.events, log.payloads, log.erased)
-        for session_id, log in logs.items()
-    ]
+    copies = await asyncio.to_thread(_read, Path(path))
+    if len(copies) > 1:
+        for copy in copies:
+            await _check_fits(store, copy)
+    return [await store.import_log(copy) for copy in copies]
 
 
-async def _check_fits(store: SessionStore, session_id: str, events: Sequence[Event]) -> None:
+async def _check_fits(store: SessionStore, copy: Copy) -> None:
     """Raise what storing a copy would, as far as a look can tell."""
+    session_id, events = copy.session, copy.events
     try:
         info = await store.session_info(session_id)
         common = min(info.seq, len(events))
@@ -179,14 +177,14 @@ class _Log:
     erased: dict[str, tuple[str, str]] = field(default_factory=dict)
 
 
-def _read(path: Path) -> dict[str, _Log]:
+def _read(path: Path) -> list[Copy]:
     try:
         return _read_logs(path)
     except (InvalidRef, InvalidId, LookupError, TypeError, ValueError) as error:
         raise Corruption(f"{str(path)!r} is damaged or no export: {error!r}") from error
 
 
-def _read_logs(path: Path) -> dict[str, _Log]:
+def _read_logs(path: Path) -> list[Copy]:
     logs: dict[str, _Log] = {}
     session_id = ""
     for record in _records(path):
@@ -200,7 +198,7 @@ def _read_logs(path: Path) -> dict[str, _Log]:
         elif "event" in record:
             log = logs[session_id]
             log.events.append(event_from_record(session_id, record["event"]))
-            log.state = replay.step(log.state, log.events[-1])
+            log.state = step(log.state, log.events[-1])
         elif "data" in record:
             data = base64.b64decode(record["data"], validate=True)
             item = Slot(record["payload"], "bytes", "chunk", len(data))
@@ -214,7 +212,7 @@ def _read_logs(path: Path) -> dict[str, _Log]:
     for session_id, log in logs.items():
         if not log.events:
             raise Corruption(f"{path} holds no events of session {session_id!r}")
-    return logs
+    return [Copy(name, log.events, log.payloads, log.erased) for name, log in logs.items()]
 
 
 def _records(path: Path) -> Iterator[Any]:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, get_args
+from typing import Any
 
 from msgspec import structs
 
@@ -31,11 +31,8 @@ from holdfast.core.errors import (
     SettingsConflict,
 )
 from holdfast.core.events import Event
-from holdfast.core.facts import InputKind
-from holdfast.core.ids import check_id, check_key, friendly_name
+from holdfast.core.ids import friendly_name
 from holdfast.core.payloads import (
-    ENCODINGS,
-    KINDS,
     Erased,
     Reach,
     Slot,
@@ -48,6 +45,7 @@ from holdfast.core.payloads import (
 )
 from holdfast.core.records import canonical
 from holdfast.core.state import State
+from holdfast.stores.checks import LARGEST, check_texts
 from holdfast.stores.port import (
     InboxDraft,
     InboxItem,
@@ -56,60 +54,6 @@ from holdfast.stores.port import (
     SessionFilter,
     SessionInfo,
 )
-
-INBOX_KINDS = frozenset(get_args(InputKind))
-_ASKED_ENCODINGS = ENCODINGS - {"manifest"}
-LARGEST = 2**62
-LONGEST_GRACE = 1e10
-"""No position or count is larger; sums of two still fit into 64 bits."""
-
-
-def check_page(
-    after: int, before: int | None, limit: int, types: Sequence[str] | None = None
-) -> None:
-    """Refuse bounds that no page has, and types that no event has."""
-    if isinstance(types, str):
-        raise InvalidInput(f"{types!r} is one type; pass a list of them")
-    check_texts("type of event", *(types or ()))
-    end = 1 if before is None else before
-    whole = all(type(bound) is int for bound in (after, end, limit))
-    if not (whole and 0 <= after <= LARGEST and 1 <= end <= LARGEST and 1 <= limit <= LARGEST):
-        raise InvalidInput(
-            f"no page is after {after!r}, before {before!r} with limit {limit!r}; bounds are whole "
-            "numbers, exclusive, start at 0, the limit is at least 1 and none is beyond 2**62"
-        )
-
-
-def check_grace(seconds: float) -> float:
-    """Return the grace of a collection; refuse what is no span of time."""
-    if type(seconds) not in (int, float) or not -LONGEST_GRACE <= seconds <= LONGEST_GRACE:
-        raise InvalidInput(
-            f"a grace of {seconds!r} seconds is no span of time; pass a number up to "
-            f"{LONGEST_GRACE:g}"
-        )
-    return seconds
-
-
-def check_filter(where: SessionFilter | None) -> None:
-    """Refuse a filter that names what no session can have."""
-    if where is None:
-        return
-    for name, what in (("tenant", "tenant"), ("agent", "agent name"), ("parent", "session id")):
-        if (value := getattr(where, name)) is not None:
-            check_id(value, what)
-    check_texts("filter", where.status, where.kind, *(where.label or ()))
-    if where.waiting is not None and type(where.waiting) is not bool:
-        raise InvalidInput(f"{ascii(where.waiting)[:80]} does not say whether something waits")
-
-
-def check_texts(what: str, *texts: str | None) -> None:
-    """Refuse what is no text that a store can hold."""
-    for text in texts:
-        try:
-            if text is not None:
-                text.encode()
-        except (AttributeError, UnicodeEncodeError):
-            raise InvalidInput(f"{ascii(text)[:80]} is no text that a {what} can name") from None
 
 
 def write_cursor(order: int) -> str:
@@ -182,27 +126,6 @@ def check_same_start(stored: Event, wanted: Event) -> None:
             f"session {stored.session!r} exists with other settings; use them or another id",
             session=stored.session,
         )
-
-
-def check_draft(draft: InboxDraft) -> None:
-    """Refuse an inbox item that nobody could consume."""
-    check_key(draft.key, "inbox key")
-    if draft.call_id is not None:
-        check_key(draft.call_id, "call id")
-    if draft.kind not in INBOX_KINDS:
-        raise InvalidInput(f"unknown inbox kind {draft.kind!r}; use one of {sorted(INBOX_KINDS)}")
-    if draft.content is not None and draft.content.data is None:
-        raise InvalidInput(f"the content of inbox item {draft.key!r} comes without its bytes")
-    if draft.content is not None and (
-        draft.content.encoding not in _ASKED_ENCODINGS
-        or draft.content.kind not in KINDS
-        or type(draft.content.size) is not int
-        or draft.content.erased is not None
-    ):
-        # What a manifest leads to is proven by appends alone.
-        raise InvalidRef(f"{draft.content!r} is no value that an inbox item can hold")
-    if draft.content is not None:
-        to_record(draft.content)  # which refuses what cannot be written
 
 
 def same_item(stored: InboxItem, draft: InboxDraft) -> InboxItem:
@@ -300,8 +223,8 @@ def missing_error(session_id: str, payload_id: str) -> Corruption:
 
 def slots_with_inner(
     events: Iterable[Event],
-    payloads: dict[str, bytes],
-    erased: dict[str, tuple[str, str]] | None = None,
+    payloads: Mapping[str, bytes],
+    erased: Mapping[str, tuple[str, str]],
 ) -> list[Slot]:
     """Return what imported events need beside themselves: erased slots first, then payloads.
 
@@ -309,7 +232,6 @@ def slots_with_inner(
     itself that it was erased. A payload that is not given, or not what its slot says, makes the
     import unusable.
     """
-    marks = erased or {}
     gone: dict[str, Slot] = {}
     live: list[Slot] = []
     slots = [item for event in events for item in walk(event.data)]
@@ -318,22 +240,14 @@ def slots_with_inner(
     for item in reach:
         if item.erased is not None:
             gone[item.id] = item
-        elif item.id in marks and item.id not in said:
-            gone[item.id] = item.without(Erased(*marks[item.id]))
+        elif item.id in erased and item.id not in said:
+            gone[item.id] = item.without(Erased(*erased[item.id]))
         elif item.id not in payloads:
             raise Corruption(f"the import lacks payload {item.id!r}", payload=item.id)
         else:
             live.append(item)
             reach.follow(item, check_bytes(item, payloads[item.id]))
     return [*gone.values(), *live]
-
-
-def check_copy(session_id: str, events: Sequence[Event]) -> None:
-    """Refuse a copy that is none."""
-    if not events:
-        raise InvalidInput(
-            f"the copy of session {session_id!r} holds no events; pass its whole log"
-        )
 
 
 def has_open_work(state: State) -> bool:

@@ -7,7 +7,7 @@ again puts that back. What was erased here stays erased, whatever the copy still
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from holdfast.core.errors import Corruption, SessionDeleted
@@ -15,6 +15,7 @@ from holdfast.core.events import Event, now
 from holdfast.core.fold import fold
 from holdfast.core.payloads import Reach, Slot, check_bytes, walk
 from holdfast.core.records import canonical
+from holdfast.core.replay import Copy
 from holdfast.core.state import empty
 from holdfast.stores import rows
 from holdfast.stores.files import derived
@@ -40,11 +41,8 @@ class _Stored:
     mended: bool = False
 
 
-def import_log(
-    files: SessionFiles, events: Sequence[Event], payloads: dict[str, bytes], erased: Marks | None
-) -> ImportOutcome:
-    """Store a verified copy of a whole log, or what it adds to the one that is here."""
-    rows.check_copy(files.id, events)
+def import_log(files: SessionFiles, copy: Copy) -> ImportOutcome:
+    """Store a copy of a whole log, or what it adds to the one that is here."""
     disk, layout = files.place.disk, files.place.layout
     with files.place.unswept():
         _check_not_deleted(files)
@@ -55,20 +53,20 @@ def import_log(
             exists = disk.stat(files.log.path) is not None
             header = files.log.header() if exists else Header(files.id, new_order())
             gone = _gone(files, header) if exists else {}
-            stored = _read(files, events, gone) if exists else _Stored()
-            new = rows.erase_again(rows.forward(files.id, stored.events, events), gone)
+            stored = _read(files, copy.events, gone) if exists else _Stored()
+            new = rows.erase_again(rows.forward(files.id, stored.events, copy.events), gone)
             if new or stored.mended:
                 lease = files.lease(files.holding())
                 if lease is not None and lease.live:
                     raise rows.held_error(lease)
             state = fold(empty(files.id), [*stored.events, *new])
-            slots = rows.slots_with_inner(new, payloads, {**(erased or {}), **gone})
-            restores = _put_payloads(files, state.tenant, slots, payloads)
+            slots = rows.slots_with_inner(new, copy.payloads, {**copy.erased, **gone})
+            restores = _put_payloads(files, state.tenant, slots, copy.payloads)
             marks = {i.id: (i.erased.at, i.erased.rule) for i in slots if i.erased is not None}
             if exists and marks:
                 # What the original erased since still stands in the events that both have.
                 restores |= marks.keys() - files.foreign(marks)
-            _heal_payloads(files, state.tenant, stored.events, payloads, gone)
+            _heal_payloads(files, state.tenant, stored.events, copy.payloads, gone)
             if not new and not stored.mended:
                 return ImportOutcome(files.id, "unchanged", 0)
             if not stored.mended and exists:
@@ -164,7 +162,7 @@ def _consumed(files: SessionFiles, bad: list[Line]) -> tuple[str, ...]:
 
 
 def _put_payloads(
-    files: SessionFiles, tenant: str, slots: Iterable[Slot], payloads: dict[str, bytes]
+    files: SessionFiles, tenant: str, slots: Iterable[Slot], payloads: Mapping[str, bytes]
 ) -> set[str]:
     put = {item.id for item in slots if item.erased is None and not item.inline}
     for payload_id in put:
@@ -176,7 +174,7 @@ def _heal_payloads(
     files: SessionFiles,
     tenant: str,
     events: Sequence[Event],
-    payloads: dict[str, bytes],
+    payloads: Mapping[str, bytes],
     gone: Marks,
 ) -> None:
     """Put the copy's payloads where those that the stored log refers to are missing or damaged."""

@@ -54,7 +54,7 @@ def renew(files: SessionFiles, heartbeat: Heartbeat, lease: Lease) -> None:
     """Prove that a lease still holds, and show that its owner lives."""
     files.check_present()
     holding = files.holding()
-    if (holding.owner, holding.epoch) != (lease.owner, lease.epoch):
+    if not lease.is_of(holding.owner, holding.epoch):
         raise rows.lost_error(lease, files.lease(holding))
     beat(files.place, heartbeat)
 

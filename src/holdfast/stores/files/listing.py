@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from holdfast.core.errors import Corruption, InvalidId, NotFound, SessionDeleted, StoreNewer
-from holdfast.stores import rows
+from holdfast.stores import checks, rows
 from holdfast.stores.files.lines import seal, unseal
 from holdfast.stores.files.log_file import LogFile
 from holdfast.stores.files.session_files import Place, SessionFiles
@@ -117,6 +117,6 @@ def _write_cursor(order: int, info: SessionInfo) -> str:
 def _read_cursor(cursor: str | None) -> tuple[int, str]:
     if cursor is None:
         return rows.read_cursor(None), ""
-    rows.check_texts("cursor", cursor)
+    checks.check_texts("cursor", cursor)
     place, _, name = cursor.partition(".")
     return rows.read_cursor(place), name

@@ -16,14 +16,15 @@ from typing import TypeVar
 
 from holdfast.blobs.directory import DirectoryBlobStore
 from holdfast.blobs.disk import Disk
-from holdfast.core.errors import Corruption, HoldfastError, InvalidInput, StoreNewer
+from holdfast.core.errors import Corruption, HoldfastError, StoreNewer
 from holdfast.core.events import Event
 from holdfast.core.facts import Fact, SessionStarted
 from holdfast.core.heads import EdgeDraft, HeadDraft
 from holdfast.core.ids import check_content_id, check_id, check_key
 from holdfast.core.payloads import Slot
+from holdfast.core.replay import Copy
 from holdfast.core.state import State
-from holdfast.stores import rows
+from holdfast.stores import checks
 from holdfast.stores.feed import Feed, HintSubscription, SessionSubscription
 from holdfast.stores.files import copies, driving, rewrites, sweep, writes
 from holdfast.stores.files.layout import Layout
@@ -113,10 +114,10 @@ class FilesSessionStore:
         adopt_from: str | None = None,
     ) -> State:
         """Create a session by its first event, or return the existing one's state."""
-        check_id(started.tenant, "tenant")
+        checks.check_started(started)
         if adopt_from is not None:
             check_id(adopt_from)
-        given = tuple(payloads)
+        (given,) = checks.several(payloads)
         return await self._write(
             session_id,
             lambda files: writes.create(files, started, given, lambda: self._source(adopt_from)),
@@ -136,12 +137,14 @@ class FilesSessionStore:
         release: bool = False,
     ) -> Appended:
         """Append one atomic batch."""
-        # Read once, as iterators can be: they are looked at more than once below.
-        batch, given = (tuple(facts), head, tuple(edges), tuple(consumes)), tuple(payloads)
+        checks.check_lease(lease)
+        facts, edges, consumes, given = checks.several(facts, edges, consumes, payloads)
 
         def work(files: SessionFiles) -> Appended:
             source = self._source(adopt_from)
-            request = writes.Request(lease, after_seq, *batch, given, source, release)
+            request = writes.Request(
+                lease, after_seq, facts, head, edges, consumes, given, source, release
+            )
             done = writes.append(files, request)
             if done.inbox is not None:
                 self._forget(lease)
@@ -151,8 +154,7 @@ class FilesSessionStore:
 
     async def put_payload(self, session_id: str, item: Slot) -> Slot:
         """Make a payload durable for later appends of this session."""
-        if item.data is None:
-            raise InvalidInput(f"payload {item.id!r} comes without its bytes")
+        checks.check_payload(item)
         await self._write(session_id, lambda files: writes.put_payload(files, item), moves=False)
         return item.bare()
 
@@ -176,7 +178,7 @@ class FilesSessionStore:
         types: Sequence[str] | None = None,
     ) -> list[Event]:
         """Return a page of events."""
-        rows.check_page(after, before, limit, types)
+        checks.check_page(after, before, limit, types)
         return await self._read(
             session_id, lambda files: files.page(after, before, limit, reverse, types)
         )
@@ -193,8 +195,8 @@ class FilesSessionStore:
         cursor: str | None = None,
     ) -> SessionPage:
         """Return one page of sessions, newest created first."""
-        rows.check_page(0, None, limit)
-        rows.check_filter(where)
+        checks.check_page(0, None, limit)
+        checks.check_filter(where)
         self._owner.check_process()
         return await self._threads.read(
             "the list of sessions", lambda: self._listing.page(where, limit, cursor, self._files)
@@ -202,7 +204,7 @@ class FilesSessionStore:
 
     async def put_inbox(self, session_id: str, draft: InboxDraft) -> InboxItem:
         """Ask something of a session, without its lease."""
-        rows.check_draft(draft)
+        checks.check_draft(draft)
         return await self._write(session_id, lambda files: writes.put_inbox(files, draft))
 
     async def list_inbox(self, session_id: str, *, pending: bool = True) -> list[InboxItem]:
@@ -230,7 +232,7 @@ class FilesSessionStore:
     async def renew(self, lease: Lease) -> None:
         """Prove that the lease still holds."""
         await self._write(
-            lease.session,
+            checks.check_lease(lease),
             lambda files: driving.renew(files, self._owner.heartbeat(), lease),
             moves=False,
         )
@@ -242,7 +244,7 @@ class FilesSessionStore:
             driving.release(files, lease)
             self._forget(lease)
 
-        await self._write(lease.session, work, moves=False)
+        await self._write(checks.check_lease(lease), work, moves=False)
 
     async def lease_of(self, session_id: str) -> LeaseInfo | None:
         """Return who holds the session."""
@@ -264,7 +266,6 @@ class FilesSessionStore:
     def notify(self, item: Transient) -> None:
         """Hand a live-only item to this handle's subscribers."""
         self._owner.check_process()
-        check_id(item.session)
         self._feed.notify(item)
 
     async def delete(self, session_id: str) -> None:
@@ -290,23 +291,16 @@ class FilesSessionStore:
     ) -> GcReport:
         """Remove payloads that no session refers to."""
         self._owner.check_process()
-        grace = rows.check_grace(grace_seconds)
+        grace = checks.check_grace(grace_seconds)
         return await self._threads.write(
             "collecting payloads",
             lambda: sweep.sweep(self._place, self._files, dry_run, grace),
         )
 
-    async def import_log(
-        self,
-        session_id: str,
-        events: Sequence[Event],
-        payloads: dict[str, bytes],
-        erased: dict[str, tuple[str, str]] | None = None,
-    ) -> ImportOutcome:
-        """Store a verified copy of a session's log."""
-        return await self._write(
-            session_id, lambda files: copies.import_log(files, events, payloads, erased)
-        )
+    async def import_log(self, copy: Copy) -> ImportOutcome:
+        """Store a copy of a session's log."""
+        checks.check_copy(copy)
+        return await self._write(copy.session, lambda files: copies.import_log(files, copy))
 
     async def close(self) -> None:
         """Finish what was submitted, release leases, let go of threads."""

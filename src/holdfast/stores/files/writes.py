@@ -18,10 +18,9 @@ from pathlib import Path
 from holdfast.core.errors import PositionConflict, SessionDeleted, StoreFailed
 from holdfast.core.events import now
 from holdfast.core.facts import Fact, SessionStarted
-from holdfast.core.forms import slots_of
 from holdfast.core.heads import EdgeDraft, HeadDraft
 from holdfast.core.ids import check_key
-from holdfast.core.log import Batch, extend
+from holdfast.core.log import Batch, extend, values_in
 from holdfast.core.payloads import Reach, Slot, check_bytes, check_size
 from holdfast.core.state import State, empty
 from holdfast.stores import rows
@@ -51,10 +50,7 @@ class Request:
 
     def refers(self) -> bool:
         """Tell whether the batch may refer to payloads outside its line."""
-        slots = [*self.payloads, *(slot for fact in self.facts for slot in slots_of(fact))]
-        if self.head is not None:
-            slots += [slot for slot in (self.head.vars, self.head.final) if slot is not None]
-        return any(not slot.inline for slot in slots)
+        return any(not slot.inline for slot in values_in(self.facts, self.head, self.payloads))
 
 
 def create(
@@ -269,7 +265,7 @@ def replace_file(files: SessionFiles, path: Path, data: bytes, what: str) -> Non
 def give_back(files: SessionFiles, lease: Lease) -> bool:
     """Free a session of its lease; tell whether it still had it. The caller has the lock."""
     holding = files.holding()
-    if (holding.owner, holding.epoch) != (lease.owner, lease.epoch):
+    if not lease.is_of(holding.owner, holding.epoch):
         return False
     free = holding_bytes(replace(holding, owner=None))
     replace_file(files, files.lease_path, free, f"giving back the lease of session {files.id!r}")
@@ -293,7 +289,7 @@ def new_order() -> int:
 def _check(files: SessionFiles, tip: Tip, request: Request) -> tuple[Batch, tuple[str, ...]]:
     lease = request.lease
     holding = files.holding()
-    if (holding.owner, holding.epoch) != (lease.owner, lease.epoch):
+    if not lease.is_of(holding.owner, holding.epoch):
         raise rows.lost_error(lease, files.lease(holding))
     if tip.state.seq != request.after_seq:
         raise PositionConflict(

@@ -77,7 +77,7 @@ class MemoryBank:
 
     def check_lease(self, log: Log, lease: Lease) -> None:
         """Raise LeaseLost where a lease is no longer the session's."""
-        if (log.owner, log.epoch) != (lease.owner, lease.epoch):
+        if not lease.is_of(log.owner, log.epoch):
             holder = None if log.owner is None else self.lease_info(log)
             raise rows.lost_error(lease, holder)
 

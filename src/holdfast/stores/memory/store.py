@@ -17,7 +17,6 @@ from dataclasses import replace
 from msgspec import structs
 
 from holdfast.core.errors import (
-    InvalidInput,
     PayloadNotFound,
     PositionConflict,
     SessionDeleted,
@@ -29,8 +28,9 @@ from holdfast.core.heads import EdgeDraft, HeadDraft
 from holdfast.core.ids import check_content_id, check_id, check_key, new_owner_id
 from holdfast.core.log import extend
 from holdfast.core.payloads import Slot, check_bytes
+from holdfast.core.replay import Copy
 from holdfast.core.state import State, empty
-from holdfast.stores import rows
+from holdfast.stores import checks, rows
 from holdfast.stores.feed import Feed, HintSubscription, SessionSubscription
 from holdfast.stores.memory.bank import Log, MemoryBank
 from holdfast.stores.owner import check_process
@@ -88,9 +88,10 @@ class MemorySessionStore:
     ) -> State:
         """Create a session by its first event, or return the existing one's state."""
         check_id(session_id)
-        check_id(started.tenant, "tenant")
+        checks.check_started(started)
         if adopt_from is not None:
             check_id(adopt_from)
+        (payloads,) = checks.several(payloads)
         with self._locked():
             if session_id in self.bank.deleted:
                 raise SessionDeleted(f"session {session_id!r} was deleted; choose another id")
@@ -122,7 +123,8 @@ class MemorySessionStore:
         release: bool = False,
     ) -> Appended:
         """Append one atomic batch."""
-        facts, edges, consumes = tuple(facts), tuple(edges), tuple(consumes)
+        checks.check_lease(lease)
+        facts, edges, consumes, payloads = checks.several(facts, edges, consumes, payloads)
         with self._locked():
             log = self.bank.log(lease.session)
             self.bank.check_lease(log, lease)
@@ -147,9 +149,7 @@ class MemorySessionStore:
 
     async def put_payload(self, session_id: str, item: Slot) -> Slot:
         """Make a payload known for later appends of this session."""
-        if item.data is None:
-            raise InvalidInput(f"payload {item.id!r} comes without its bytes")
-        await _check(item, item.data)
+        await _check(item, checks.check_payload(item))
         with self._locked():
             log = self.bank.log(session_id)
             self.bank.keep(log.state.tenant, item)
@@ -186,7 +186,7 @@ class MemorySessionStore:
         types: Sequence[str] | None = None,
     ) -> list[Event]:
         """Return a page of events."""
-        rows.check_page(after, before, limit, types)
+        checks.check_page(after, before, limit, types)
         with self._locked():
             events = self.bank.log(session_id).events
             stop = len(events) if before is None else min(before - 1, len(events))
@@ -210,8 +210,8 @@ class MemorySessionStore:
         cursor: str | None = None,
     ) -> SessionPage:
         """Return one page of sessions, newest created first."""
-        rows.check_page(0, None, limit)
-        rows.check_filter(where)
+        checks.check_page(0, None, limit)
+        checks.check_filter(where)
         below = rows.read_cursor(cursor)
         with self._locked():
             logs = sorted(self.bank.logs.values(), key=lambda log: -log.order)
@@ -223,7 +223,7 @@ class MemorySessionStore:
 
     async def put_inbox(self, session_id: str, draft: InboxDraft) -> InboxItem:
         """Ask something of a session."""
-        rows.check_draft(draft)
+        checks.check_draft(draft)
         if draft.content is not None and draft.content.data is not None:
             await _check(draft.content, draft.content.data)
         with self._locked():
@@ -265,15 +265,15 @@ class MemorySessionStore:
     async def renew(self, lease: Lease) -> None:
         """Prove that the lease still holds."""
         with self._locked():
-            self.bank.check_lease(self.bank.log(lease.session), lease)
+            self.bank.check_lease(self.bank.log(checks.check_lease(lease)), lease)
             self._beat()
 
     async def release(self, lease: Lease) -> None:
         """Give the lease back."""
-        check_id(lease.session)
+        checks.check_lease(lease)
         with self._locked():
             log = self.bank.logs.get(lease.session)
-            if log is not None and (log.owner, log.epoch) == (lease.owner, lease.epoch):
+            if log is not None and lease.is_of(log.owner, log.epoch):
                 log.owner = None
 
     async def lease_of(self, session_id: str) -> LeaseInfo | None:
@@ -296,7 +296,6 @@ class MemorySessionStore:
     def notify(self, item: Transient) -> None:
         """Hand a live-only item to this handle's subscribers."""
         check_process(self._pid)
-        check_id(item.session)
         self._feed.notify(item)
 
     async def delete(self, session_id: str) -> None:
@@ -343,7 +342,7 @@ class MemorySessionStore:
     ) -> GcReport:
         """Remove payloads that no session refers to."""
         with self._locked():
-            orphans = self.bank.orphans(rows.check_grace(grace_seconds))
+            orphans = self.bank.orphans(checks.check_grace(grace_seconds))
             kept = len(self.bank.payloads) - len(orphans)
             if not dry_run:
                 for tenant, payload_id in orphans:
@@ -352,22 +351,16 @@ class MemorySessionStore:
         ids = tuple(sorted(payload_id for _, payload_id in orphans))
         return GcReport(len(orphans), size, kept, dry_run, ids)
 
-    async def import_log(
-        self,
-        session_id: str,
-        events: Sequence[Event],
-        payloads: dict[str, bytes],
-        erased: dict[str, tuple[str, str]] | None = None,
-    ) -> ImportOutcome:
-        """Store a verified copy of a session's log."""
-        check_id(session_id)
-        rows.check_copy(session_id, events)
+    async def import_log(self, copy: Copy) -> ImportOutcome:
+        """Store a copy of a session's log."""
+        checks.check_copy(copy)
+        session_id = copy.session
         with self._locked():
             if session_id in self.bank.deleted:
                 raise SessionDeleted(f"session {session_id!r} was deleted here; it stays deleted")
             existing = self.bank.logs.get(session_id)
             have = [] if existing is None else existing.events
-            new = rows.forward(session_id, have, events)
+            new = rows.forward(session_id, have, copy.events)
             if not new:
                 return ImportOutcome(session_id, "unchanged", 0)
             if existing is not None and existing.owner and self.bank.is_alive(existing.owner):
@@ -375,7 +368,7 @@ class MemorySessionStore:
             gone = {} if existing is None else self.bank.gone(existing)
             new = rows.erase_again(new, gone)
             state = fold(empty(session_id) if existing is None else existing.state, new)
-            slots = list(rows.slots_with_inner(new, payloads, {**(erased or {}), **gone}))
+            slots = list(rows.slots_with_inner(new, copy.payloads, {**copy.erased, **gone}))
             log = existing
             if log is None:
                 self.bank.orders += 1
@@ -384,7 +377,7 @@ class MemorySessionStore:
                 if item.erased is not None:
                     log.erased[item.id] = (item.erased.at, item.erased.rule)
                 elif not item.inline:
-                    self.bank.keep(state.tenant, structs.replace(item, data=payloads[item.id]))
+                    self.bank.keep(state.tenant, structs.replace(item, data=copy.payloads[item.id]))
                     log.refs.add(item.id)
             log.events = [*log.events, *new]
             log.state = state

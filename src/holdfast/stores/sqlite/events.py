@@ -17,7 +17,7 @@ from holdfast.core.events import Event, chain_start, check_digest
 from holdfast.core.fold import apply
 from holdfast.core.state import State, empty
 from holdfast.stores import snapshots
-from holdfast.stores.rows import LARGEST
+from holdfast.stores.checks import LARGEST
 from holdfast.stores.sqlite.database import SQL
 from holdfast.stores.sqlite.sessions import SessionRow
 

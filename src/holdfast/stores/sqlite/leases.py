@@ -66,7 +66,7 @@ def holder(cursor: apsw.Cursor, row: SessionRow) -> LeaseInfo | None:
 
 def check(cursor: apsw.Cursor, row: SessionRow, lease: Lease) -> None:
     """Raise LeaseLost where a lease is no longer the session's."""
-    if row.owner != lease.owner or row.epoch != lease.epoch:
+    if not lease.is_of(row.owner, row.epoch):
         raise rows.lost_error(lease, holder(cursor, row))
 
 

@@ -7,7 +7,6 @@ It may run again after a rollback, so it keeps nothing but states, which are che
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import apsw
@@ -21,7 +20,7 @@ from holdfast.core.fold import fold
 from holdfast.core.ids import check_key
 from holdfast.core.log import Batch, extend
 from holdfast.core.payloads import Slot, walk
-from holdfast.core.replay import replay
+from holdfast.core.replay import Copy, replay
 from holdfast.core.state import State, empty
 from holdfast.stores import rows, snapshots
 from holdfast.stores.port import (
@@ -36,16 +35,6 @@ from holdfast.stores.sqlite.database import SQL
 from holdfast.stores.sqlite.foreseen import Foreseen, Request
 from holdfast.stores.sqlite.holdings import Holdings
 from holdfast.stores.sqlite.sessions import SessionRow
-
-
-@dataclass(frozen=True, slots=True)
-class Copy:
-    """A session's whole log as an import brings it."""
-
-    session: str
-    events: Sequence[Event]
-    payloads: dict[str, bytes]
-    erased: dict[str, tuple[str, str]]
 
 
 class Log:
@@ -272,7 +261,7 @@ class Log:
             new = rows.erase_again(new, gone)
             state = fold(self.states.load(cursor, row), new)
             sessions.move(cursor, row.key, state)
-        for item in rows.slots_with_inner(new, copy.payloads, copy.erased | gone):
+        for item in rows.slots_with_inner(new, copy.payloads, {**copy.erased, **gone}):
             if item.erased is not None:
                 payloads.mark_erased(cursor, row, item)
             elif not item.inline:

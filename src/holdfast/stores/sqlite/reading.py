@@ -16,11 +16,12 @@ from holdfast.core.events import Event
 from holdfast.core.ids import check_content_id, check_id
 from holdfast.core.payloads import Slot, check_bytes
 from holdfast.core.state import State
-from holdfast.stores import rows
+from holdfast.stores import checks, rows
 from holdfast.stores.feed import Feed, HintSubscription, SessionSubscription
 from holdfast.stores.owner import Owner
 from holdfast.stores.port import (
     InboxItem,
+    Lease,
     LeaseInfo,
     SessionFilter,
     SessionInfo,
@@ -82,7 +83,7 @@ class SqliteReading:
     ) -> list[Event]:
         """Return a page of events."""
         self._check(session_id)
-        rows.check_page(after, before, limit, types)
+        checks.check_page(after, before, limit, types)
 
         def read(cursor: apsw.Cursor) -> list[Event]:
             row = sessions.find(cursor, session_id)
@@ -115,8 +116,8 @@ class SqliteReading:
     ) -> SessionPage:
         """Return one page of sessions, newest created first."""
         self._owner.check_process()
-        rows.check_page(0, None, limit)
-        rows.check_filter(where)
+        checks.check_page(0, None, limit)
+        checks.check_filter(where)
         below = rows.read_cursor(cursor)
         wanted = where or SessionFilter()
 
@@ -159,7 +160,7 @@ class SqliteReading:
 
     def notify(self, item: Transient) -> None:
         """Hand a live-only item to this handle's subscribers."""
-        self._check(item.session)
+        self._owner.check_process()
         self._feed.notify(item)
 
     async def erased(self, session_id: str) -> dict[str, tuple[str, str]]:
@@ -176,6 +177,10 @@ class SqliteReading:
     def _check(self, session_id: str) -> str:
         self._owner.check_process()
         return check_id(session_id)
+
+    def _check_lease(self, lease: Lease) -> str:
+        self._owner.check_process()
+        return checks.check_lease(lease)
 
     async def _page(self, session_id: str, *, after: int, limit: int) -> list[Event]:
         return await self.read_events(session_id, after=after, limit=limit)

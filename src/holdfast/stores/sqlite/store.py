@@ -22,19 +22,18 @@ from holdfast.blobs.directory import DirectoryBlobStore
 from holdfast.blobs.disk import Disk
 from holdfast.blobs.port import BlobStore
 from holdfast.core.errors import (
-    InvalidInput,
     NothingWritten,
     OutcomeUnknown,
     StoreFailed,
 )
-from holdfast.core.events import Event
 from holdfast.core.facts import Fact, SessionStarted
-from holdfast.core.forms import slots_of
 from holdfast.core.heads import EdgeDraft, HeadDraft
 from holdfast.core.ids import check_content_id, check_id, check_key
+from holdfast.core.log import values_in
 from holdfast.core.payloads import Slot, check_bytes
+from holdfast.core.replay import Copy
 from holdfast.core.state import State
-from holdfast.stores import rows
+from holdfast.stores import checks, rows
 from holdfast.stores.owner import Heartbeat, Owner
 from holdfast.stores.place import check_local
 from holdfast.stores.port import (
@@ -52,7 +51,7 @@ from holdfast.stores.port import (
 from holdfast.stores.sqlite import collector, foreseen, leases, payloads, sessions
 from holdfast.stores.sqlite.database import SQL, Database
 from holdfast.stores.sqlite.foreseen import Request, foresee
-from holdfast.stores.sqlite.log import Copy, Log
+from holdfast.stores.sqlite.log import Log
 from holdfast.stores.sqlite.readers import Readers
 from holdfast.stores.sqlite.reading import SqliteReading
 from holdfast.stores.sqlite.writer import Job, Writer
@@ -145,11 +144,11 @@ class SqliteSessionStore(SqliteReading):
     ) -> State:
         """Create a session by its first event, or return the existing one's state."""
         self._check(session_id)
-        check_id(started.tenant, "tenant")
+        checks.check_started(started)
         if adopt_from is not None:
             check_id(adopt_from)
-        given = tuple(payloads)
-        large = _large([*slots_of(started), *given])
+        (given,) = checks.several(payloads)
+        large = _large(values_in([started], None, given))
         work = partial(self._log.create, session_id, started, given, adopt_from)
 
         def job() -> Job[State]:
@@ -171,18 +170,10 @@ class SqliteSessionStore(SqliteReading):
         release: bool = False,
     ) -> Appended:
         """Append one atomic batch."""
-        session_id = self._check(lease.session)
+        session_id = self._check_lease(lease)
+        facts, edges, consumes, given = checks.several(facts, edges, consumes, payloads)
         request = Request(
-            lease,
-            after_seq,
-            # Read once, as iterators can be: they are looked at more than once below.
-            tuple(facts),
-            head,
-            tuple(edges),
-            tuple(consumes),
-            tuple(payloads),
-            adopt_from,
-            release,
+            lease, after_seq, facts, head, edges, consumes, given, adopt_from, release
         )
         ahead = foresee(self._states.known(session_id), request)
         if ahead is None:
@@ -199,10 +190,7 @@ class SqliteSessionStore(SqliteReading):
         session_id = request.lease.session
         if request.adopt_from is not None:
             check_id(request.adopt_from)
-        slots = [*request.payloads, *(item for fact in request.facts for item in slots_of(fact))]
-        if request.head is not None:
-            slots += [item for item in (request.head.vars, request.head.final) if item is not None]
-        large = _large(slots)
+        large = _large(values_in(request.facts, request.head, request.payloads))
         tenant = await self._tenant(session_id) if large else ""
         work = partial(self._log.append, request)
 
@@ -215,18 +203,17 @@ class SqliteSessionStore(SqliteReading):
     async def put_payload(self, session_id: str, item: Slot) -> Slot:
         """Make a payload durable for later appends of this session."""
         self._check(session_id)
-        if item.data is None:
-            raise InvalidInput(f"payload {item.id!r} comes without its bytes")
+        data = checks.check_payload(item)
         tenant = await self._tenant(session_id)
         if item.size <= ROW_PAYLOAD_BYTES:
-            check_bytes(item, item.data)
+            check_bytes(item, data)
         work = partial(self._log.put_payload, session_id, item)
         return await self._with_blobs(_large([item]), tenant, lambda: Job(work, session_id))
 
     async def put_inbox(self, session_id: str, draft: InboxDraft) -> InboxItem:
         """Ask something of a session, without its lease."""
         self._check(session_id)
-        rows.check_draft(draft)
+        checks.check_draft(draft)
         content = draft.content
         large = _large([] if content is None else [content])
         if content is not None and content.data is not None and not large:
@@ -282,7 +269,7 @@ class SqliteSessionStore(SqliteReading):
 
     async def renew(self, lease: Lease) -> None:
         """Prove that the lease still holds."""
-        self._check(lease.session)
+        self._check_lease(lease)
 
         def work(cursor: apsw.Cursor) -> None:
             leases.check(cursor, sessions.find(cursor, lease.session), lease)
@@ -292,11 +279,11 @@ class SqliteSessionStore(SqliteReading):
 
     async def release(self, lease: Lease) -> None:
         """Give the lease back."""
-        self._check(lease.session)
+        self._check_lease(lease)
+        if type(lease.epoch) is not int:
+            return  # SQLite would take the text of a number for it
 
         def work(cursor: apsw.Cursor) -> None:
-            if type(lease.epoch) is not int:
-                return  # SQLite would take the text of a number for it
             with suppress(TypeError, OverflowError, UnicodeEncodeError):  # none that anybody holds
                 cursor.execute(SQL["release_lease"], (lease.session, lease.owner, lease.epoch))
 
@@ -336,7 +323,7 @@ class SqliteSessionStore(SqliteReading):
     ) -> GcReport:
         """Remove payloads that no session refers to and that are older than the grace."""
         self._owner.check_process()
-        before = time.time() - rows.check_grace(grace_seconds)
+        before = time.time() - checks.check_grace(grace_seconds)
         cutoff = int(before * 1000)
         gone: list[collector.Orphan] = []
         dead: list[collector.StaleRef] = []
@@ -369,26 +356,20 @@ class SqliteSessionStore(SqliteReading):
             ids=tuple(sorted([o.id for o in gone] + [entry.id for entry in strays])),
         )
 
-    async def import_log(
-        self,
-        session_id: str,
-        events: Sequence[Event],
-        payloads: dict[str, bytes],
-        erased: dict[str, tuple[str, str]] | None = None,
-    ) -> ImportOutcome:
-        """Store a verified copy of a session's log."""
-        self._check(session_id)
-        rows.check_copy(session_id, events)
-        tenant = check_id(events[0].data.get("tenant", "default"), "tenant")
+    async def import_log(self, copy: Copy) -> ImportOutcome:
+        """Store a copy of a session's log."""
+        self._owner.check_process()
+        checks.check_copy(copy)
+        tenant = check_id(copy.events[0].data.get("tenant", "default"), "tenant")
         large = [
             Slot(payload_id, "bytes", "chunk", len(data), data)
-            for payload_id, data in payloads.items()
+            for payload_id, data in copy.payloads.items()
             if len(data) > ROW_PAYLOAD_BYTES
         ]
-        work = partial(self._log.import_log, Copy(session_id, events, payloads, erased or {}))
+        work = partial(self._log.import_log, copy)
 
         def job() -> Job[tuple[ImportOutcome, State | None]]:
-            return Job(work, session_id, moved=lambda done: _place(done[1]))
+            return Job(work, copy.session, moved=lambda done: _place(done[1]))
 
         outcome, _ = await self._with_blobs(large, tenant, job)
         await self._sweep([(tenant, item.id) for item in large])  # what was erased here stays so

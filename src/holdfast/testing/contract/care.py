@@ -19,6 +19,7 @@ from holdfast.core.errors import (
     SessionDeleted,
 )
 from holdfast.core.payloads import Slot, manifest, slot, to_record
+from holdfast.core.replay import Copy
 from holdfast.stores.port import ROW_PAYLOAD_BYTES, InboxDraft, Lease, SessionStore
 from holdfast.stores.verify import verify
 from holdfast.testing.contract.place import ContractPlace, Place
@@ -59,7 +60,7 @@ class DeleteContract(ContractPlace):
                 store.erase("s-1", BIG.id, "again"),
                 store.erased("s-1"),
                 store.append(Lease("s-1", store.owner, 1), 1, [facts.SessionStopped()]),
-                store.import_log("s-1", events, {BIG.id: BIG.data or b""}),
+                store.import_log(Copy("s-1", events, {BIG.id: BIG.data or b""})),
             ):
                 with pytest.raises(SessionDeleted, match="s-1"):
                     await attempt

@@ -23,6 +23,7 @@ from holdfast.core.errors import (
 )
 from holdfast.core.payloads import manifest, slot
 from holdfast.core.records import canonical, digest_id
+from holdfast.core.replay import Copy, prove
 from holdfast.stores.port import SessionStore
 from holdfast.stores.portable import export_sessions, import_sessions
 from holdfast.stores.verify import verify
@@ -285,7 +286,7 @@ class CopyContract(ContractPlace):
         events = await all_events(store, "s-1")
         copy = await place.beside("copy").open()
         with pytest.raises(Corruption, match=BIG.id):
-            await copy.import_log("s-1", events, {})
+            await copy.import_log(prove("s-1", events))
         with pytest.raises(SessionNotFound):
             await copy.load_state("s-1")
         await copy.close()
@@ -294,7 +295,7 @@ class CopyContract(ContractPlace):
         await drive(store)
         for session_id in ("s-1", "s-2"):
             with pytest.raises(InvalidInput, match=session_id):
-                await store.import_log(session_id, [], {})
+                await store.import_log(Copy(session_id, []))
         with pytest.raises(SessionNotFound):
             await store.load_state("s-2")
 

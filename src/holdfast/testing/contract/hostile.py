@@ -1,17 +1,28 @@
-"""Chapter: an id that could be a path, a query or a trap is refused by every verb, reads too."""
+"""Chapter: what could be a path, a query or a trap, or is another thing, no verb accepts."""
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from holdfast.core import facts
-from holdfast.core.errors import InvalidId, InvalidInput, InvalidRecord, InvalidRef, LeaseLost
-from holdfast.core.heads import EdgeDraft
+from holdfast.core.errors import (
+    Corruption,
+    InvalidId,
+    InvalidInput,
+    InvalidRecord,
+    InvalidRef,
+    LeaseLost,
+)
+from holdfast.core.heads import EdgeDraft, HeadDraft
 from holdfast.core.payloads import slot, slot_of_bytes
+from holdfast.core.replay import Copy
 from holdfast.stores.port import InboxDraft, Lease, SessionFilter, SessionStore, Transient
 from holdfast.stores.verify import verify
 from holdfast.testing.contract.place import ContractPlace, Place
@@ -62,6 +73,9 @@ HOSTILE_IDS: tuple[Any, ...] = (
 """What no entry point may accept as an id."""
 
 
+WRONG_THINGS: tuple[Any, ...] = (-1.5, object(), {}, "\ud800", 3j)
+"""What no argument of any verb is; absent things are None, which some may be."""
+
 EDGE = EdgeDraft(
     type="invocation", from_session="s-0", to_session="s-1", to_head="sha256:" + "5" * 64
 )
@@ -93,7 +107,7 @@ class HostileContract(ContractPlace):
             lambda: store.delete(hostile),
             lambda: store.erase(hostile, big.id, "rule"),
             lambda: store.erased(hostile),
-            lambda: store.import_log(hostile, [], {}),
+            lambda: store.import_log(Copy(hostile, [])),
         ):
             with pytest.raises(InvalidId):
                 await verb()
@@ -204,8 +218,66 @@ class HostileContract(ContractPlace):
             assert (await handle.load_state("s-1")).seq == 2
             assert (await verify(handle, "s-1")).ok
 
+    @pytest.mark.parametrize("wrong", WRONG_THINGS, ids=lambda item: type(item).__name__)
+    async def test_a_thing_of_the_wrong_kind_is_refused_by_every_verb(
+        self, place: Place, store: SessionStore, wrong: Any
+    ) -> None:
+        driver = await drive(store)
+        lease, text = driver.lease, driver.message("x")
+        bare = structs.replace(slot("b" * 3000, "message"), erased=wrong)
+        verbs: list[Callable[[], Awaitable[object]]] = [
+            lambda: store.create_session("s-2", wrong),
+            lambda: store.create_session("s-2", facts.SessionStarted(), payloads=[wrong]),
+            lambda: store.append(wrong, 1, [text]),
+            lambda: store.append(lease, 1, [wrong]),
+            lambda: store.append(lease, 1, [text], head=wrong),
+            lambda: store.append(lease, 1, [text], edges=[wrong]),
+            lambda: store.append(lease, 1, [text], payloads=[wrong]),
+            lambda: store.append(lease, 1, [replace(text, content=wrong)]),
+            lambda: store.append(lease, 1, [replace(text, content=bare)]),
+            lambda: store.append(lease, 1, [text], head=HeadDraft(kind=wrong)),
+            lambda: store.append(lease, 1, [text], edges=[replace(EDGE, type=wrong)]),
+            lambda: store.put_payload("s-1", wrong),
+            lambda: store.put_payload("s-1", bare),
+            lambda: store.put_inbox("s-1", wrong),
+            lambda: store.put_inbox("s-1", InboxDraft("k", "message", content=wrong)),
+            lambda: store.put_inbox("s-1", InboxDraft("k", wrong)),
+            lambda: store.list_sessions(wrong),
+            lambda: store.renew(wrong),
+            lambda: store.release(wrong),
+            lambda: store.import_log(wrong),
+        ]
+        for name in ("id", "encoding", "kind", "size", "data"):
+            for size in (10, 3000, 300_000):  # in the record, in a row, in a file
+                value = structs.replace(slot("b" * size, "message"), **{name: wrong})
+                verbs += [
+                    partial(store.append, lease, 1, [replace(text, content=value)]),
+                    partial(store.append, lease, 1, [text], payloads=[value]),
+                    partial(store.put_payload, "s-1", value),
+                ]
+        if not isinstance(wrong, dict):  # as which lists can be empty
+            verbs += [
+                lambda: store.create_session("s-2", facts.SessionStarted(), payloads=wrong),
+                lambda: store.append(lease, 1, wrong),
+                lambda: store.append(lease, 1, [text], edges=wrong),
+                lambda: store.append(lease, 1, [text], consumes=wrong),
+                lambda: store.append(lease, 1, [text], payloads=wrong),
+            ]
+        for verb in verbs:
+            with pytest.raises((InvalidInput, Corruption)):
+                await verb()
+        with pytest.raises(InvalidInput):
+            store.notify(wrong)
+        with pytest.raises(InvalidInput):
+            store.subscribe("s-1", after=wrong)
+        for handle in (store, await place.open()):
+            assert (await handle.load_state("s-1")).seq == 1
+            assert not await handle.list_inbox("s-1")
+            assert (await verify(handle, "s-1")).ok
+            assert len((await handle.list_sessions()).sessions) == 1
+
     @pytest.mark.parametrize("owner", [None, "\ud800", "o-none", 5])
-    @pytest.mark.parametrize("epoch", ["1", 2, 2**70, None])
+    @pytest.mark.parametrize("epoch", ["1", 2, 2**70, None, True, 1.0])
     async def test_a_lease_that_is_none_drives_nothing_and_gives_nothing_back(
         self, store: SessionStore, owner: Any, epoch: Any
     ) -> None:
@@ -213,5 +285,7 @@ class HostileContract(ContractPlace):
         for forged in (Lease("s-1", owner, driver.lease.epoch), replace(driver.lease, epoch=epoch)):
             with pytest.raises(LeaseLost):
                 await store.append(forged, 1, [driver.message("x")])
+            with pytest.raises(LeaseLost):
+                await store.renew(forged)
             await store.release(forged)
         await driver.say("still mine")

@@ -14,6 +14,7 @@ from holdfast.core.errors import HandleForked, HoldfastError, NothingWritten, Se
 from holdfast.core.events import Event
 from holdfast.core.facts import SessionStarted
 from holdfast.core.payloads import Slot, slot
+from holdfast.core.replay import Copy
 from holdfast.stores.port import Gap, Hint, InboxDraft, SessionStore, Subscription, Transient
 from holdfast.testing.contract.place import ContractPlace, Place
 from holdfast.testing.driver import Driver, all_events, drive
@@ -52,7 +53,7 @@ def verbs(driver: Driver, big: Slot, events: list[Event]) -> list[Callable[[], A
         lambda: store.erase("s-1", big.id, "rule"),
         lambda: store.erased("s-1"),
         lambda: store.gc(),
-        lambda: store.import_log("s-1", events, {big.id: big.data or b""}),
+        lambda: store.import_log(Copy("s-1", events, {big.id: big.data or b""})),
     ]
 
 
