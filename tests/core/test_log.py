@@ -116,6 +116,15 @@ def test_what_is_no_fact_is_refused_by_name(thing):
         extend(begin().state, [thing], at=AT)
 
 
+@pytest.mark.parametrize("field", ["id", "encoding", "kind", "size", "data", "erased"])
+@pytest.mark.parametrize("size", [10, 600])
+def test_a_value_that_no_record_can_hold_is_refused_by_what_it_is(field, size):
+    value = replace(slot("b" * size, "message"), **{field: object()})
+    for new in (message(1, value), facts.TurnStarted(turn=1, inputs={"x": value})):
+        with pytest.raises(InvalidRef, match="is no value that records can hold"):
+            extend(begin().state, [new], at=AT)
+
+
 def test_a_read_only_session_takes_nothing():
     state = begin().state
     digest = event_digest(state.digest, 2, "moon.risen", 1, AT, {})
