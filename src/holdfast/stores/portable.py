@@ -22,6 +22,7 @@ from typing import Any
 
 from holdfast.core.errors import (
     Corruption,
+    HoldfastError,
     InvalidId,
     InvalidInput,
     InvalidRef,
@@ -92,13 +93,25 @@ async def import_sessions(store: SessionStore, path: str | Path) -> list[ImportO
     """Check a whole file, then store its sessions.
 
     It raises before anything is stored where the file is bad or one of its sessions does not fit
-    here. Each session is stored whole or not at all.
+    here. Each session is stored whole or not at all. Where one fails all the same, because others
+    moved or the storage failed meanwhile, the error names those that are stored; to import the file
+    again changes nothing of them.
     """
     copies = await asyncio.to_thread(_read, Path(path))
     if len(copies) > 1:
         for copy in copies:
             await _check_fits(store, copy)
-    return [await store.import_log(copy) for copy in copies]
+    done: list[ImportOutcome] = []
+    for copy in copies:
+        try:
+            done.append(await store.import_log(copy))
+        except HoldfastError as error:
+            if done:
+                stored = [outcome.session for outcome in done]
+                error.details["stored"] = stored
+                error.args = (f"{error}; stored before it: {', '.join(stored)}",)
+            raise
+    return done
 
 
 async def _check_fits(store: SessionStore, copy: Copy) -> None:
