@@ -1,4 +1,4 @@
-"""The file of an export: durable under its name or not there; and what its import stored is said."""
+"""The file of an export: durable under its name or not there; its import says what it stored."""
 
 import os
 from pathlib import Path
