@@ -126,6 +126,28 @@ def test_a_newer_event_is_kept_and_makes_the_session_read_only():
     assert state.read_only is not None
 
 
+def test_what_follows_a_newer_event_is_not_judged():
+    """Here the turn is known only to the release that wrote it so."""
+    step = ("step.started", 1, {"step": 1, "turn": 1, "ordinal": 1})
+    newer = ("turn.started", 2, {"turn": 1, "brand": "new"})
+    assert replay(empty("s"), chained(START, newer, step)).seq == 3
+    with pytest.raises(Corruption, match="not legal"):
+        replay(empty("s"), chained(START, step))
+
+
+@pytest.mark.parametrize("version", [-1, 0, 2**53, 2**63, 2**70])
+def test_a_version_that_no_record_holds_is_refused(version):
+    with pytest.raises(Corruption, match="event 2"):
+        replay(empty("s"), chained(START, ("session.dreamt", version, {})))
+
+
+def test_a_tombstone_that_no_store_holds_is_refused():
+    gone = slot("x" * 600, "message").ref() | {"$erased": {"at": AT, "rule": "\ud800"}}
+    event = Event("s", 1, "message.appended", 1, AT, {"content": gone}, "0" * 64)
+    with pytest.raises(Corruption, match="tombstone"):
+        replay(empty("s"), [event])
+
+
 def test_heads_and_edges_are_written_by_the_log_alone():
     state = extend(empty("s"), [facts.SessionStarted()], at=AT).state
     head = heads.publish(heads.HeadDraft(kind="compaction"), "s", None, 1, 1, state.digest)

@@ -321,3 +321,25 @@ async def test_an_inbox_item_whose_content_is_no_value_is_named(root, store, aga
         await fresh.list_inbox("s-1")
     assert {info.id for info in (await fresh.list_sessions()).sessions} == {"s-1", "s-2"}
     assert "inbox" in {problem.kind for problem in (await verify(fresh, "s-1")).problems}
+
+
+async def test_an_inbox_line_can_be_taken_out_as_the_error_says(tmp_path):
+    store = await FilesSessionStore.open(tmp_path)
+    driver = await drive(store)
+    for key in ("k-1", "k-2"):
+        await store.put_inbox("s-1", InboxDraft(key, "message", content=slot(key, "message")))
+    await driver.say("on")
+    await store.close()
+    inbox = tmp_path / "runs" / "s-1" / "inbox.jsonl"
+    first, second = inbox.read_bytes().splitlines(keepends=True)
+    inbox.write_bytes(first.replace(b"k-1", b"k-9") + second)
+    store = await FilesSessionStore.open(tmp_path)
+    with pytest.raises(Corruption, match=r"line 1 .* by hand and delete run\.json beside it"):
+        await store.list_inbox("s-1")
+    await store.close()
+    inbox.write_bytes(second)
+    inbox.with_name("run.json").unlink()
+    store = await FilesSessionStore.open(tmp_path)
+    await store.put_inbox("s-1", InboxDraft("k-3", "message", content=slot("k-3", "message")))
+    assert [item.key for item in await store.list_inbox("s-1")] == ["k-2", "k-3"]
+    await store.close()

@@ -22,6 +22,7 @@ from holdfast.core.facts import Fact
 from holdfast.core.forms import FACTS, FORMS, fact_from_data, forms_with_reasons
 from holdfast.core.payloads import Slot, digest_form
 from holdfast.core.records import Record, canonical, encode, explain, fits, parse
+from holdfast.core.values import MAX_INTEGER
 
 CHAIN_SEED = b"holdfast.log.1\n"
 
@@ -104,7 +105,8 @@ def check_digest(previous: str, event: Event) -> None:
         digest = event_digest(previous, event.seq, event.type, event.version, event.at, event.data)
     except InvalidInput as error:
         digest, why = "", f": {error}"  # stored like this it is damage, whoever passed what
-    if not _AT.fullmatch(event.at) or event.digest != digest:
+    well_formed = _AT.fullmatch(event.at) and 1 <= event.version <= MAX_INTEGER
+    if not well_formed or event.digest != digest:
         raise Corruption(
             f"event {event.seq} of session {event.session!r} does not match its digest{why}",
             session=event.session,

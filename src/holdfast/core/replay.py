@@ -99,7 +99,8 @@ def step_meaning(state: State, event: Event) -> State:
         for _ in walk(event.data):
             pass
         fact = event.fact() if event.known else None
-        if fact is not None:
+        # What follows something that only a newer release understands cannot be judged here.
+        if fact is not None and state.read_only is None:
             _check(state, fact, event)
         return apply(state, event, fact)
     except Corruption:

@@ -62,7 +62,8 @@ class InboxFile:
                     break
                 raise Corruption(
                     f"line {number} of the inbox of session {self.session!r} is damaged: {error}; "
-                    "take the line out by hand if its item is not needed",
+                    "if its item is not needed, take the line out by hand and delete run.json "
+                    "beside it while nobody has the store open",
                     session=self.session,
                     line=number,
                 ) from error

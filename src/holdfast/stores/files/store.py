@@ -25,6 +25,7 @@ from holdfast.core.payloads import Slot
 from holdfast.core.replay import Copy
 from holdfast.core.state import State
 from holdfast.stores import checks
+from holdfast.stores.ending import Ending
 from holdfast.stores.feed import Feed, HintSubscription, SessionSubscription
 from holdfast.stores.files import copies, driving, rewrites, sweep, writes
 from holdfast.stores.files.layout import Layout
@@ -71,7 +72,7 @@ class FilesSessionStore:
         self._listing = Listing(place)
         self._watch = Watch(place, self._files)
         self._feed = Feed(self._page, self._watch.poll, where)
-        self._closed = False
+        self._end = Ending(self._close)
 
     @classmethod
     async def open(
@@ -304,11 +305,11 @@ class FilesSessionStore:
 
     async def close(self) -> None:
         """Finish what was submitted, release leases, let go of threads."""
-        if self._closed:
-            return
-        self._closed = True
         self._owner.check_process()
         self._feed.close()
+        await self._end()
+
+    async def _close(self) -> None:
         for lease in list(self._held.values()):
             with suppress(HoldfastError):
                 await self.release(lease)

@@ -34,6 +34,7 @@ from holdfast.core.payloads import Slot, check_bytes
 from holdfast.core.replay import Copy
 from holdfast.core.state import State
 from holdfast.stores import checks, rows
+from holdfast.stores.ending import Ending
 from holdfast.stores.owner import Heartbeat, Owner
 from holdfast.stores.place import check_local
 from holdfast.stores.port import (
@@ -82,7 +83,7 @@ class SqliteSessionStore(SqliteReading):
         self._log = Log(blobs)
         self._holdings = self._log.holdings
         self._tenants: dict[str, str] = {}
-        self._closed = False
+        self._end = Ending(self._close)
         owner = Owner(self._beat, lease_seconds=lease_seconds)
         super().__init__(Readers(database), self._log.states, blobs, owner)
         self._writer = Writer(database, connection, self._log.realize, self._heed)
@@ -378,11 +379,10 @@ class SqliteSessionStore(SqliteReading):
     async def close(self) -> None:
         """Finish what was submitted, release leases, let go of files."""
         self._owner.check_process()
-        if self._closed:
-            return
-        self._closed = True
         self._feed.close()
+        await self._end()
 
+    async def _close(self) -> None:
         def end() -> None:
             self._owner.stop()
             if self._holdings:

@@ -221,6 +221,24 @@ class LiveContract(ContractPlace):
         await store.close()
         assert await asyncio.wait_for(asyncio.gather(*tasks), WAIT) == [[], []]
 
+    @pytest.mark.parametrize("passes", [0, 1, 2, 5])
+    async def test_a_close_that_was_cancelled_is_seen_through(
+        self, place: Place, store: SessionStore, passes: int
+    ) -> None:
+        """Whoever closes again waits for it, and finds the leases given back."""
+        names = [f"s-{number}" for number in range(1, 9)]
+        for name in names:
+            await drive(store, name)
+        closing = asyncio.ensure_future(store.close())
+        for _ in range(passes):
+            await asyncio.sleep(0)
+        closing.cancel()
+        await asyncio.wait([closing])
+        await store.close()
+        other = await place.open()
+        assert [(await other.acquire(name)).session for name in names] == names
+        await other.close()
+
     async def test_a_closed_handle_refuses_every_verb_and_changes_nothing(
         self, place: Place, store: SessionStore
     ) -> None:
