@@ -54,6 +54,33 @@ def test_lineage(work):
     assert work.inside("tree").stdout.splitlines()[1].startswith("└─ b")
 
 
+def test_a_family_that_goes_in_a_cycle_is_cut_and_shown_once(shell):
+    """Two stores use the same two ids the other way round, and a third has one of each."""
+    model = shell.script(cell("FINAL(1)"))
+    for store, first, second in (("one", "a", "b"), ("two", "b", "a")):
+        place = ("--store", str(shell.place / store))
+        shell.json(*place, "run", "hi", "--model", model, "--session-id", first)
+        shell.json(*place, "fork", first, "--session-id", second)
+        shell.json(*place, "export", second, "--output", str(shell.place / second))
+        shell.json("import", str(shell.place / second))
+    shell.json("run", "hi", "--model", model, "--session-id", "c")
+    shell.json("fork", "c", "--session-id", "d")
+    for words, shown in ((["tree"], [*"bacd"]), (["tree", "a"], [*"ba"]), (["tree", "b"], [*"ba"])):
+        told = shell.run(*words)
+        assert told.returncode == 0, told.stderr
+        lines = told.stdout.splitlines()
+        assert [line.removeprefix("└─ ")[0] for line in lines] == shown
+        assert ["(from a: a cycle, cut here)" in line for line in lines] == [
+            name == "b" for name in shown
+        ]
+    tree = shell.json("tree", "a")
+    check(tree, "tree")
+    assert [(node["id"], node["origin"], node["depth"]) for node in tree["nodes"]] == [
+        ("b", "a", 0),
+        ("a", "b", 1),
+    ]
+
+
 def test_sessions_and_their_filters(work):
     document = work.json("sessions")
     check(document, "sessions")

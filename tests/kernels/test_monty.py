@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -62,6 +63,28 @@ async def test_plain_data_needs_no_heap_and_an_unchanged_text_is_not_stored_agai
     assert driver.manifest["heap"] is None
     await driver.reopen()
     assert await driver.value("[count, len(text), json.dumps(count)]") == [2, 1_000_000, "2"]
+
+
+async def test_a_folder_whose_name_is_not_utf_8_is_left_out_and_the_rest_is_there(
+    monty: MontyKernel, tmp_path: Path
+) -> None:
+    """Where a store lies in the work area, its neighbours are mounted one by one."""
+    root = tmp_path
+    for name in (b"caf\xe9", b"notes", b"store"):
+        (root / os.fsdecode(name)).mkdir()
+    (root / "notes" / "a.txt").write_text("here")
+    settings = KernelSettings(read_roots=(str(root),), hidden=(str(root / "store"),))
+    driver = await KernelDriver.open(monty, settings)
+    assert await driver.value(f"open({str(root / 'notes' / 'a.txt')!r}).read()") == "here"
+
+
+async def test_a_work_area_whose_name_is_not_utf_8_leaves_code_that_reads_no_files(
+    monty: MontyKernel, tmp_path: Path
+) -> None:
+    root = tmp_path / os.fsdecode(b"caf\xe9")
+    root.mkdir()
+    driver = await KernelDriver.open(monty, KernelSettings(read_roots=(str(root),)))
+    assert await driver.value("20 + 22") == 42
 
 
 async def test_sharing_cycles_functions_instances_and_randomness_come_back(

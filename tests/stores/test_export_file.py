@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.core.errors import ImportConflict
+from holdfast.core.errors import ImportConflict, InvalidInput
 from holdfast.core.facts import SessionStarted
 from holdfast.stores.memory.store import MemorySessionStore
 from holdfast.stores.portable import export_sessions, import_sessions
@@ -38,6 +38,53 @@ async def test_an_export_is_synced_whole_before_it_gets_its_name(tmp_path, monke
     assert content == ("sync", written.st_ino, written.st_size)
     assert named == ("rename", path)
     assert entry[:2] == ("sync", folder.st_ino)
+
+
+@pytest.mark.parametrize("linked", [False, True])
+async def test_an_export_replaces_nothing_but_files(tmp_path, linked):
+    store = MemorySessionStore()
+    await drive(store)
+    pipe, link = tmp_path / "pipe", tmp_path / "link"
+    os.mkfifo(pipe)
+    link.symlink_to(pipe)
+    path = link if linked else pipe
+    with pytest.raises(InvalidInput, match=f"{path.name}' is no regular file; name a file"):
+        await export_sessions(store, ["s-1"], path)
+    await store.close()
+    assert pipe.is_fifo()
+    assert link.is_symlink()
+    assert sorted(tmp_path.iterdir()) == [link, pipe]
+
+
+async def test_an_export_to_a_link_that_leads_to_itself_is_refused(tmp_path):
+    store = MemorySessionStore()
+    await drive(store)
+    link = tmp_path / "link"
+    link.symlink_to(link)
+    with pytest.raises(InvalidInput, match="link' is no regular file; name a file"):
+        await export_sessions(store, ["s-1"], link)
+    await store.close()
+    assert link.is_symlink()
+
+
+@pytest.mark.parametrize("there", [False, True])
+async def test_an_export_to_a_link_becomes_the_file_that_it_leads_to(tmp_path, there):
+    store = MemorySessionStore()
+    await drive(store)
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    target, link = folder / "target", tmp_path / "link"
+    if there:
+        target.write_text("an older one")
+    link.symlink_to(Path("folder") / "target")
+    await export_sessions(store, ["s-1"], link)
+    await store.close()
+    assert link.is_symlink()
+    assert not target.is_symlink()
+    assert list(folder.iterdir()) == [target]
+    copy = MemorySessionStore()
+    assert [outcome.session for outcome in await import_sessions(copy, target)] == ["s-1"]
+    await copy.close()
 
 
 async def test_an_import_that_is_overtaken_says_what_it_has_stored(tmp_path):

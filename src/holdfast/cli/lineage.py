@@ -73,7 +73,8 @@ def tree_command(call: Call, session: str | None) -> None:
 
     wanted, found = with_store(call, read)
     known = {info.id: info for info in found}
-    above = {info.id: _source(info, known) for info in found}
+    above = {info.id: _source(info, known) for info in reversed(found)}
+    cut = _cut_cycles(above)
     roots = [info.id for info in reversed(found) if above[info.id] is None]
     if wanted is not None:
         root = wanted
@@ -83,7 +84,7 @@ def tree_command(call: Call, session: str | None) -> None:
     below: dict[str, list[SessionInfo]] = {}
     for info in found:
         below.setdefault(above[info.id] or "", []).append(info)
-    nodes, lines = _walk([known[root] for root in roots], below, wanted)
+    nodes, lines = _walk([known[root] for root in roots], below, cut, wanted)
     call.answer({"session": wanted, "nodes": nodes}, "\n".join(lines) or "no sessions")
 
 
@@ -93,8 +94,32 @@ def _source(info: SessionInfo, known: dict[str, SessionInfo]) -> str | None:
     return source if source in known else None
 
 
+def _cut_cycles(above: dict[str, str | None]) -> dict[str, str]:
+    """Put one session of each cycle on top; return those and what they hung under.
+
+    Sessions of different stores can have the same ids, so that imports may name each other as
+    their source.
+    """
+    cut: dict[str, str] = {}
+    settled: set[str] = set()
+    for start in above:
+        path: set[str] = set()
+        place = start
+        while place not in settled and (source := above[place]) is not None:
+            if place in path:
+                cut[place], above[place] = source, None
+                break
+            path.add(place)
+            place = source
+        settled |= path
+    return cut
+
+
 def _walk(
-    roots: list[SessionInfo], below: dict[str, list[SessionInfo]], wanted: str | None
+    roots: list[SessionInfo],
+    below: dict[str, list[SessionInfo]],
+    cut: dict[str, str],
+    wanted: str | None,
 ) -> tuple[list[dict[str, Any]], list[str]]:
     """Return the nodes of trees from the top down, as documents and as lines to print."""
     nodes: list[dict[str, Any]] = []
@@ -104,7 +129,8 @@ def _walk(
         info, depth, lead, rest = queue.pop()
         nodes.append(_node(info, depth))
         turns = f"{info.turns} turn{'' if info.turns == 1 else 's'}"
-        mark = "  <-" if info.id == wanted else ""
+        mark = f"  (from {cut[info.id]}: a cycle, cut here)" if info.id in cut else ""
+        mark += "  <-" if info.id == wanted else ""
         lines.append(f"{lead}{info.id}  {info.name}  {info.kind}, {info.status}, {turns}{mark}")
         for place, child in enumerate(below.get(info.id, [])):
             # The newest is first in the list, last on the page.

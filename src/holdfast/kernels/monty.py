@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -59,6 +60,8 @@ VALUE_FIT = 4_000
 _SMALL = 1 << 16
 _MAX_SUSPENSIONS = 1 << 31
 _WORKER_MEMORY = 4 << 30
+
+logger = logging.getLogger("holdfast.kernels")
 
 CARD = resources.files(__package__).joinpath("monty_card.md").read_text()
 
@@ -482,16 +485,26 @@ def _host_function(name: str) -> Any:
 
 
 def _directories(settings: KernelSettings) -> tuple[str, ...]:
-    """Return the roots that Monty can mount: directories, none inside another."""
+    """Return the roots that Monty can mount: directories with UTF-8 names, none in another."""
     visible = (
         path
         for root in settings.read_roots
         for path, access in confinement.grants(os.path.realpath(root), settings.hidden)
         if access == landlock.READ
     )
-    real = sorted({path for path in visible if os.path.isdir(path)})
+    real = sorted({path for path in visible if os.path.isdir(path) and _is_text(path)})
     return tuple(
         root
         for root in real
         if not any(root.startswith(other.rstrip("/") + "/") for other in real if other != root)
     )
+
+
+def _is_text(path: str) -> bool:
+    """Return whether a path is UTF-8; Monty takes no other and its code could not name it."""
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        logger.debug("%r is not shown to the code: its name is not UTF-8", path)
+        return False
+    return True

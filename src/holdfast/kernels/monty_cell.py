@@ -8,7 +8,6 @@ from read-only mounts and are pinned by digest; all else is refused.
 from __future__ import annotations
 
 import asyncio
-import builtins
 import datetime
 import hashlib
 import os
@@ -32,6 +31,7 @@ from holdfast.kernels.port import (
     LimitName,
 )
 from holdfast.kernels.worker import paging
+from holdfast.kernels.worker.bridge import builtin_error
 
 _UNWIND_SECONDS = 1.0
 _READS = frozenset({"open", "Path.read_text", "Path.read_bytes"})
@@ -169,10 +169,8 @@ class Cell:
     def _result(self, answer: HostAnswer) -> Any:
         self._now_ns = max(self._now_ns, answer.at_ns)
         if answer.error:
-            known = getattr(builtins, answer.error, None)
-            if isinstance(known, type) and issubclass(known, Exception):
-                return {"exception": known(answer.message)}
-            return {"exception": RuntimeError(f"{answer.error}: {answer.message}")}
+            known = builtin_error(answer.error, answer.message)
+            return {"exception": known or RuntimeError(f"{answer.error}: {answer.message}")}
         if answer.value is None:
             return {"return_value": None}
         return {"return_value": values.decode(answer.value.encoding, answer.value.data)}

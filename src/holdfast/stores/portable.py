@@ -51,14 +51,16 @@ PAGE_EVENTS = 500
 
 
 async def export_sessions(store: SessionStore, session_ids: Sequence[str], path: str | Path) -> int:
-    """Write sessions to a new file, atomically; return how many events it holds."""
+    """Write sessions to a new file, atomically; return how many events it holds.
+
+    A link is followed: the file it leads to becomes the export, and the link stays.
+    """
     path = Path(path)
     session_ids = list(dict.fromkeys(session_ids))  # naming one twice is no reason to hold it twice
     for session_id in session_ids:
         await store.session_info(check_id(session_id))
-    if "\0" in str(path) or await asyncio.to_thread(path.is_dir):
-        raise InvalidInput(f"{str(path)!r} is a folder or no path; name a file to export to")
-    part = path.with_name(f"{path.name}.{secrets.token_hex(4)}.part")
+    target = await asyncio.to_thread(_target, path)
+    part = target.with_name(f"{target.name}.{secrets.token_hex(4)}.part")
     digest = hashlib.sha256()
     events = 0
 
@@ -77,7 +79,7 @@ async def export_sessions(store: SessionStore, session_ids: Sequence[str], path:
                     events += "event" in record
                     await asyncio.to_thread(write, out, record, data)
             out.write(canonical({"end": "sha256:" + digest.hexdigest()}) + b"\n")
-        await asyncio.to_thread(_settle, part, path)
+        await asyncio.to_thread(_settle, part, target)
     except OSError as error:
         raise NothingWritten(
             f"the export to {str(path)!r} failed: {error}; name a file in a folder that can be "
@@ -131,6 +133,17 @@ async def _check_fits(store: SessionStore, copy: Copy) -> None:
     lease = await store.lease_of(session_id) if len(events) > info.seq else None
     if lease is not None and lease.live:
         raise held_error(lease)
+
+
+def _target(path: Path) -> Path:
+    """Return the file that an export to this path becomes; refuse to replace anything else."""
+    if "\0" in str(path) or os.path.isdir(path):
+        raise InvalidInput(f"{str(path)!r} is a folder or no path; name a file to export to")
+    target = Path(os.path.realpath(path))
+    # What is still a link leads to itself.
+    if os.path.islink(target) or (os.path.exists(path) and not os.path.isfile(path)):
+        raise InvalidInput(f"{str(path)!r} is no regular file; name a file to export to")
+    return target
 
 
 def _settle(part: Path, path: Path) -> None:

@@ -123,7 +123,7 @@ class Bridge:
         answer = self._wait(number, pending)
         self.pins.clock.advance_to(answer["at_ns"])
         if answer["error"]:
-            raise self.error_type(answer["error"])(answer["message"])
+            raise self.error(answer["error"], answer["message"])
         return values.decode(answer["encoding"], answer["data"])
 
     def _wait(self, number: int, pending: _Pending) -> dict[str, Any]:
@@ -159,6 +159,10 @@ class Bridge:
                 if found is not None:
                     found.give(message)
 
+    def error(self, name: str, message: str) -> Exception:
+        """Return the exception that tells the cell of a host error."""
+        return builtin_error(name, message) or self.error_type(name)(message)
+
     def error_type(self, name: str) -> type[Exception]:
         """Return the exception class that stands for a host error's name."""
         builtin = getattr(builtins, name, None)
@@ -169,6 +173,25 @@ class Bridge:
             found = type(name, (CallError,), {"__module__": "_holdfast"})
             self._errors[name] = found
         return found
+
+
+def builtin_error(name: str, message: str) -> Exception | None:
+    """Return a built-in exception for a host error's name, or none where no built-in has it.
+
+    A class that cannot be made of one message (UnicodeDecodeError, ExceptionGroup) is stood in
+    for by its nearest ancestor that can, whose message begins with the name.
+    """
+    known = getattr(builtins, name, None)
+    if not isinstance(known, type) or not issubclass(known, Exception):
+        return None
+    told = message
+    for cls in known.__mro__:
+        if issubclass(cls, Exception):
+            try:
+                return cls(told)
+            except TypeError:
+                told = f"{name}: {message}"
+    return None
 
 
 class HostFunction:
