@@ -85,7 +85,9 @@ async def test_a_provider_failing_in_a_leaf_is_an_error_that_code_sees(lab: Lab,
 
 
 @pytest.mark.parametrize("purpose", ["step", "leaf"])
-@pytest.mark.parametrize("kind", [KeyError, asyncio.CancelledError, StoreFailed, TimeoutError])
+@pytest.mark.parametrize(
+    "kind", [KeyError, asyncio.CancelledError, StoreFailed, TimeoutError, SystemExit]
+)
 async def test_a_provider_that_breaks_its_own_rules_fails_the_call_and_no_more(
     lab: Lab, purpose: str, kind: type[BaseException]
 ) -> None:

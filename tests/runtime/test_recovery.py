@@ -18,6 +18,7 @@ from holdfast.core.errors import (
 )
 from holdfast.core.messages import user
 from holdfast.kernels.surfaces import Surface, SurfaceFunction
+from holdfast.models.scripted import ScriptedModel
 from holdfast.runtime.driver import Work
 from holdfast.stores.memory.store import MemorySessionStore
 from holdfast.stores.portable import export_sessions, import_sessions
@@ -306,6 +307,27 @@ async def test_stop_settles_an_idle_session(lab: Lab) -> None:
     assert isinstance(await session.send("more"), holdfast.Stopped)
     assert isinstance(await session.stop(), holdfast.Stopped)
     assert (await lab.facts(session.id, "input.admitted"))[0].kind == "stop"
+
+
+async def test_a_session_is_stopped_whatever_keys_its_messages_had(lab: Lab) -> None:
+    runtime = await lab.open(replies(*WORK))
+    session = await runtime.start()
+    await session.send("work", key="stop")
+    with pytest.raises(InvalidInput, match="reserved"):
+        await session.send("more", key="holdfast:stop")
+    assert isinstance(await session.stop(), holdfast.Stopped)
+
+
+async def test_a_model_that_does_not_close_keeps_nothing_else_open(tmp_path: Path, caplog) -> None:
+    class Stubborn(ScriptedModel):
+        async def close(self) -> None:
+            raise ValueError("not now")
+
+    runtime = await holdfast.open(tmp_path, model=Stubborn(replies(*WORK), name="stubborn"))
+    await runtime.close()
+    assert "'stubborn' did not close" in caplog.text
+    with pytest.raises(NothingWritten, match="closed"):
+        await runtime.start()
 
 
 async def test_stop_ends_a_turn_in_flight_from_elsewhere(lab: Lab) -> None:

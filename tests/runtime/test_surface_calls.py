@@ -153,7 +153,11 @@ def _mute() -> None:
     raise _Mute
 
 
-@pytest.mark.parametrize("call", [_next_of_none, _cancelled_inside, sys.exit, _mute])
+async def _leave() -> None:
+    sys.exit(3)
+
+
+@pytest.mark.parametrize("call", [_next_of_none, _cancelled_inside, sys.exit, _leave, _mute])
 async def test_however_a_function_fails_the_code_is_told_and_the_turn_goes_on(lab, call) -> None:
     code = "import desk\ntry:\n    desk.do()\nexcept Exception as error:\n    FINAL('told')"
     runtime = await lab.open(replies(cell(code)), agents=[agent(do=(call, "once"))])
@@ -162,6 +166,33 @@ async def test_however_a_function_fails_the_code_is_told_and_the_turn_goes_on(la
     assert result.value == "told"
     (made,) = await runtime.calls(session.id)
     assert made.resolved.outcome == "error"
+
+
+def _bad_bytes() -> str:
+    return b"\xff".decode()
+
+
+def _group() -> None:
+    raise ExceptionGroup("two things", [ValueError("one"), OSError("two")])
+
+
+@pytest.mark.parametrize("kernel", ["cpython", "monty"])
+@pytest.mark.parametrize(
+    ("call", "caught", "told"),
+    [
+        (_bad_bytes, "ValueError", "UnicodeDecodeError: 'utf-8' codec can't decode byte 0xff"),
+        (_group, "Exception", "ExceptionGroup: two things (2 sub-exceptions)"),
+    ],
+)
+async def test_an_error_that_no_single_message_makes_is_told_as_what_it_is_a_kind_of(
+    lab, kernel, call, caught, told
+) -> None:
+    code = f"import desk\ntry:\n    desk.do()\nexcept {caught} as error:\n    FINAL(str(error))"
+    runtime = await lab.open(replies(cell(code)), agents=[agent(do=(call, "once"))], kernel=kernel)
+    session = await runtime.start()
+    result = await asyncio.wait_for(session.send("x"), 10)
+    assert isinstance(result, holdfast.Final), result
+    assert result.value.startswith(told)
 
 
 async def test_a_plain_function_may_return_an_awaitable(lab: Lab) -> None:

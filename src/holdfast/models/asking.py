@@ -38,7 +38,7 @@ async def ask(
         if task is None or task.cancelling():
             raise
         raise _failure(error) from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # which would end the loop that drives every session
         if isinstance(error, TimeoutError) and clock.expired():
             raise ModelTimeout(
                 f"no reply within the deadline of {request.deadline_seconds:g} s"
@@ -48,7 +48,11 @@ async def ask(
 
 
 def _failure(error: BaseException) -> ModelError:
-    return ModelError(f"{type(error).__name__}: {error}")
+    try:
+        told = str(error)
+    except Exception:
+        told = "(it does not say why)"
+    return ModelError(f"{type(error).__name__}: {told}")
 
 
 def checked(reply: Any) -> ModelReply:

@@ -29,7 +29,7 @@ from holdfast.core.errors import (
     StoreFailed,
 )
 from holdfast.core.facts import SessionStarted
-from holdfast.core.ids import check_id, new_session_id
+from holdfast.core.ids import check_id, check_key, new_session_id
 from holdfast.core.messages import Message, user
 from holdfast.core.state import State
 from holdfast.kernels.choose import Kernels
@@ -63,6 +63,8 @@ WARM_SESSIONS = 256
 RECOVER_PAGE = 1000
 MODEL_NEEDS = ("name", "ceiling_usd", "request", "close")
 REPLIES_AT_ONCE = 4
+OWN_KEYS = "holdfast:"
+STOP_KEY = OWN_KEYS + "stop"
 """Replies that arrive together are stored this many at a time: those in front go on to their next
 question while the others wait, instead of all sessions moving, and then idling, in step."""
 
@@ -212,6 +214,8 @@ class Runtime(Reads):
         session_id = _id(session)
         if when_busy not in ("error", "queue"):
             raise InvalidSettings(f"when_busy is {when_busy!r}; use 'error' or 'queue'")
+        if key is not None and check_key(key, "key of a message").startswith(OWN_KEYS):
+            raise InvalidInput(f"keys that begin with {OWN_KEYS!r} are reserved; choose another")
         content = message if isinstance(message, Message) else user(message)
         if content.role != "user":
             # The log has it as the user's: the model would see another role after a restart.
@@ -241,7 +245,7 @@ class Runtime(Reads):
         if (await self.store.session_info(session_id)).imported:
             # Refused before it is asked for: it would end the copy once someone takes it over.
             raise imported_error(session_id)
-        await self.store.put_inbox(session_id, InboxDraft(key="stop", kind="stop"))
+        await self.store.put_inbox(session_id, InboxDraft(key=STOP_KEY, kind="stop"))
         try:
             async with self._driving(session_id, needs_agent=False) as driver:
                 return await driver.settle_stop()
@@ -314,8 +318,11 @@ class Runtime(Reads):
         await self._stops.close()
         await self._kernels.close()
         self._warm.clear()
-        for model in self._models.values():
-            await model.close()
+        for name, model in self._models.items():
+            try:
+                await model.close()
+            except Exception:
+                logger.warning("model %r did not close", name, exc_info=True)
         if self._owns_store:
             await self.store.close()
 

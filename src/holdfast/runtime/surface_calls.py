@@ -141,6 +141,9 @@ class SurfaceCalls:
                 raise
             # Cancelled inside of the function: to its caller that is a failure as any other.
             return "error", None, f"CancelledError: {error}"
+        except SystemExit as error:
+            # Code of the embedder must not end the event loop that drives every session.
+            return "error", None, f"RuntimeError: the function raised SystemExit({error})"
         except Exception as error:
             return "error", None, f"{type(error).__name__}: {_text_of(error)}"
         finally:
@@ -188,7 +191,7 @@ async def _in_thread(function: Callable[..., Any], call: HostCall) -> Any:
             # No future takes one (before Python 3.12 it would never be done).
             raise RuntimeError(f"the function raised StopIteration({error.value!r})") from error
         except (SystemExit, KeyboardInterrupt) as error:
-            # Code of the embedder must not end the event loop that drives every session.
+            # Not either of these: see above.
             raise RuntimeError(f"the function raised {type(error).__name__}({error})") from error
 
     return await asyncio.to_thread(work)
