@@ -125,6 +125,14 @@ def test_a_value_that_no_record_can_hold_is_refused_by_what_it_is(field, size):
             extend(begin().state, [new], at=AT)
 
 
+def test_more_tokens_than_a_session_can_count_are_refused():
+    most = {"input_tokens": 2**53 - 1, "output_tokens": 1}
+    state = extend(running(), [facts.StepStarted(step=1, turn=1, ordinal=1)], at=AT).state
+    put = facts.StepPut(step=1, turn=1, status="replied", model="m", usage=most)
+    with pytest.raises(InvalidInput, match="more than a session can count"):
+        extend(state, [put], at=AT)
+
+
 def test_a_read_only_session_takes_nothing():
     state = begin().state
     digest = event_digest(state.digest, 2, "moon.risen", 1, AT, {})

@@ -9,6 +9,7 @@ from holdfast.core.events import Event, event_digest
 from holdfast.core.forms import data_of
 from holdfast.core.log import extend
 from holdfast.core.payloads import slot
+from holdfast.core.records import DATA_DEPTH
 from holdfast.core.replay import prove, replay
 from holdfast.core.state import empty
 
@@ -139,6 +140,15 @@ def test_what_follows_a_newer_event_is_not_judged():
 def test_a_version_that_no_record_holds_is_refused(version):
     with pytest.raises(Corruption, match="event 2"):
         replay(empty("s"), chained(START, ("session.dreamt", version, {})))
+
+
+def test_data_that_nests_too_deep_for_its_line_is_refused():
+    deep: dict[str, object] = {}
+    for _ in range(DATA_DEPTH + 1):
+        deep = {"x": deep}
+    right = chained(START, ("session.dreamt", 1, {}))[1]
+    with pytest.raises(Corruption, match="event 2"):
+        replay(empty("s"), [*chained(START), structs.replace(right, data=deep)])
 
 
 def test_a_tombstone_that_no_store_holds_is_refused():

@@ -3,10 +3,13 @@
 import math
 from collections import OrderedDict
 from datetime import UTC, date, datetime, time, timedelta, timezone
-from decimal import Decimal
+from decimal import Decimal, localcontext
 from enum import IntEnum
+from importlib import resources
+from io import BytesIO
+from pathlib import Path
 from uuid import UUID
-from zoneinfo import ZoneInfo
+from zoneinfo import TZPATH, ZoneInfo
 
 import pytest
 from hypothesis import given
@@ -181,3 +184,30 @@ def test_bytes_that_are_no_value_are_named_as_corrupt(encoding, data):
 def test_an_integer_of_more_digits_than_python_prints_comes_back():
     number = 16**4000 + 7
     assert decode(*encode([number])) == [number]
+
+
+def test_a_decimal_has_the_same_bytes_whatever_the_context_of_its_caller():
+    number = [Decimal("1E+10")]
+    usual = encode(number)
+    with localcontext() as context:
+        context.capitals = 0
+        context.prec = 1
+        assert encode([Decimal("1E+10")]) == usual
+        assert decode(*encode([Decimal("123456789.5")])) == [Decimal("123456789.5")]
+
+
+@pytest.mark.parametrize("name", ["My/Zone", "Asia/Tokyo"])
+def test_a_time_zone_made_of_a_file_is_refused(name):
+    """By its name another one, or none, would come back."""
+    zone = ZoneInfo.from_file(BytesIO(_zone_bytes()), key=name)
+    with pytest.raises(UnsupportedValue, match="made of a file"):
+        encode(datetime(2030, 1, 1, tzinfo=zone))
+    same = datetime(2030, 1, 1, tzinfo=ZoneInfo.no_cache("Europe/Berlin"))
+    assert decode(*encode(same)) == same
+
+
+def _zone_bytes() -> bytes:
+    for folder in TZPATH:
+        if (found := Path(folder) / "Europe" / "Berlin").exists():
+            return found.read_bytes()
+    return resources.files("tzdata").joinpath("zoneinfo/Europe/Berlin").read_bytes()

@@ -21,7 +21,7 @@ from holdfast.core.errors import Corruption, InvalidInput, InvalidRecord
 from holdfast.core.facts import Fact
 from holdfast.core.forms import FACTS, FORMS, fact_from_data, forms_with_reasons
 from holdfast.core.payloads import Slot, digest_form
-from holdfast.core.records import Record, canonical, encode, explain, fits, parse
+from holdfast.core.records import DATA_DEPTH, Record, canonical, encode, explain, fits, parse
 from holdfast.core.values import MAX_INTEGER
 
 CHAIN_SEED = b"holdfast.log.1\n"
@@ -88,8 +88,8 @@ def chain_start(session: str) -> str:
 
 def event_digest(previous: str, seq: int, kind: str, version: int, at: str, data: Record) -> str:
     """Return the running digest after an event."""
-    if not fits(data):
-        explain(data, "record")
+    if not fits(data, DATA_DEPTH):
+        explain(data, "record", DATA_DEPTH)
     return _chain(previous, seq, kind, version, at, digest_form(data))
 
 

@@ -24,6 +24,8 @@ FIELD_DEPTH = 64
 """How deep a fact's field nests at most."""
 RECORD_DEPTH = 128
 """How deep a whole record does: around a field stand its event and the line that holds it."""
+DATA_DEPTH = RECORD_DEPTH - 8
+"""How deep the data of any event does, whichever release wrote it."""
 
 _encode = msgspec.json.Encoder(order="deterministic").encode
 

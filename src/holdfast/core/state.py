@@ -22,6 +22,7 @@ import msgspec
 from holdfast.core import facts, status
 from holdfast.core.events import chain_start
 from holdfast.core.payloads import Slot
+from holdfast.core.values import MAX_INTEGER
 
 # Each thread has a decimal context that its program may change: the fold has one of its own.
 _MONEY = Context(
@@ -108,13 +109,20 @@ class Spend(msgspec.Struct, frozen=True, gc=False):
         answered = None if usage is None else usage.get("output_tokens")
         return Spend(
             usd=self.usd if usd is None else _plus(self.usd, usd),
-            input_tokens=self.input_tokens + (asked or 0),
-            output_tokens=self.output_tokens + (answered or 0),
+            input_tokens=_counted(self.input_tokens + (asked or 0)),
+            output_tokens=_counted(self.output_tokens + (answered or 0)),
             unknown_usd=self.unknown_usd + (ceiling or usd is None),
             unknown_tokens=self.unknown_tokens + (ceiling or asked is None or answered is None),
             unbounded_usd=self.unbounded_usd + (usd is None),
             unbounded_tokens=self.unbounded_tokens + (asked is None or answered is None),
         )
+
+
+def _counted(tokens: int) -> int:
+    """Return a sum that is no larger than the numbers that records hold."""
+    if tokens > MAX_INTEGER // 2:  # all tokens of a session are the sum of two
+        raise OverflowError(f"{tokens} tokens are more than a session can count")
+    return tokens
 
 
 class State(msgspec.Struct, frozen=True, gc=False):

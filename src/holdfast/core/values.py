@@ -16,8 +16,9 @@ import base64
 import json
 from collections.abc import Callable, Iterable
 from datetime import date, datetime, time, timedelta, timezone
-from decimal import Decimal
+from decimal import Context, Decimal
 from math import isfinite
+from pickle import PicklingError
 from typing import Any
 from uuid import UUID
 from zoneinfo import ZoneInfo
@@ -42,6 +43,9 @@ def encode(value: Any) -> tuple[str, bytes]:
         except UnicodeEncodeError:
             pass
     return "json", encode_json(value)
+
+
+_DECIMALS = Context(capitals=1)  # whatever the caller's own context says
 
 
 def encode_json(value: Any) -> bytes:
@@ -187,6 +191,12 @@ def _zone(zone: Any, path: str, exact: bool) -> Any:
         given = None if name == timezone(offset).tzname(None) else name
         return ["offset", microseconds, _plain(given, path, exact)]
     if type(zone) is ZoneInfo and zone.key:
+        try:
+            zone.__reduce__()
+        except PicklingError:  # made of a file: by its name another would come back
+            raise UnsupportedValue(
+                f"{path} has a time zone made of a file; use ZoneInfo({zone.key!r}) or UTC"
+            ) from None
         return ["zone", zone.key]
     raise UnsupportedValue(f"{path} has a time zone of type {type(zone)!r}; use ZoneInfo or UTC")
 
@@ -212,7 +222,7 @@ _WRITERS: dict[type, Callable[[Any, str, bool], Any]] = {
     range: lambda v, path, exact: {
         "$range": [_plain(part, path, exact) for part in (v.start, v.stop, v.step)]
     },
-    Decimal: lambda v, path, exact: {"$decimal": str(v)},
+    Decimal: lambda v, path, exact: {"$decimal": _DECIMALS.to_sci_string(v)},
     UUID: lambda v, path, exact: {"$uuid": str(v)},
     date: lambda v, path, exact: {"$date": v.isoformat()},
     time: lambda v, path, exact: {

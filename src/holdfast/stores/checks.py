@@ -6,7 +6,7 @@ what may be appended is decided in `core/log.py`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, get_args
 
 from holdfast.core.errors import InvalidInput, InvalidRef, check_kind
@@ -64,7 +64,9 @@ def check_page(
     """Refuse bounds that no page has, and types that no event has."""
     if isinstance(types, str):
         raise InvalidInput(f"{types!r} is one type; pass a list of them")
-    check_texts("type of event", *(types or ()))
+    if types is not None:
+        check_kind(types, Collection, "list of types")
+        check_texts("type of event", *types)
     end = 1 if before is None else before
     whole = all(type(bound) is int for bound in (after, end, limit))
     if not (whole and 0 <= after <= LARGEST and 1 <= end <= LARGEST and 1 <= limit <= LARGEST):
@@ -92,6 +94,8 @@ def check_filter(where: SessionFilter | None) -> None:
     for name, what in (("tenant", "tenant"), ("agent", "agent name"), ("parent", "session id")):
         if (value := getattr(where, name)) is not None:
             check_id(value, what)
+    if where.label is not None and (type(where.label) is not tuple or len(where.label) != 2):
+        raise InvalidInput(f"{ascii(where.label)[:80]} is no label; pass its name and its value")
     check_texts("filter", where.status, where.kind, *(where.label or ()))
     if where.waiting is not None and type(where.waiting) is not bool:
         raise InvalidInput(f"{ascii(where.waiting)[:80]} does not say whether something waits")
@@ -102,8 +106,10 @@ def check_texts(what: str, *texts: str | None) -> None:
     for text in texts:
         try:
             if text is not None:
+                if type(text) is not str:
+                    raise TypeError
                 text.encode()
-        except (AttributeError, UnicodeEncodeError):
+        except (TypeError, UnicodeEncodeError):
             raise InvalidInput(f"{ascii(text)[:80]} is no text that a {what} can name") from None
 
 

@@ -27,12 +27,13 @@ from holdfast.core.errors import (
     StoreFailed,
 )
 from holdfast.core.facts import Fact, SessionStarted
+from holdfast.core.fold import fold
 from holdfast.core.heads import EdgeDraft, HeadDraft
 from holdfast.core.ids import check_content_id, check_id, check_key
 from holdfast.core.log import values_in
 from holdfast.core.payloads import Slot, check_bytes
 from holdfast.core.replay import Copy
-from holdfast.core.state import State
+from holdfast.core.state import State, empty
 from holdfast.stores import checks, rows
 from holdfast.stores.ending import Ending
 from holdfast.stores.owner import Heartbeat, Owner
@@ -361,7 +362,7 @@ class SqliteSessionStore(SqliteReading):
         """Store a copy of a session's log."""
         self._owner.check_process()
         checks.check_copy(copy)
-        tenant = check_id(copy.events[0].data.get("tenant", "default"), "tenant")
+        tenant = fold(empty(copy.session), copy.events[:1]).tenant
         large = [
             Slot(payload_id, "bytes", "chunk", len(data), data)
             for payload_id, data in copy.payloads.items()

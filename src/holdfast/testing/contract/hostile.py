@@ -175,10 +175,13 @@ class HostileContract(ContractPlace):
             SessionFilter(kind=odd),
             SessionFilter(label=(odd, "x")),
             SessionFilter(label=("x", odd)),
+            SessionFilter(label=("x",)),  # type: ignore[arg-type]
+            SessionFilter(label=odd),
         ):
             with pytest.raises(InvalidInput):
                 await store.list_sessions(where)
-        for types in ([odd], ["turn.started", odd], "turn.started"):
+        lists: list[Any] = [[odd], ["turn.started", odd], "turn.started", iter(["turn.started"])]
+        for types in lists:
             with pytest.raises(InvalidInput):
                 await store.read_events("s-1", types=types)
 
