@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.core.errors import Corruption, UnsupportedValue
-from holdfast.core.values import decode, encode, encode_json
+from holdfast.core.values import MAX_DEPTH, decode, encode, encode_json
 
 zones = st.one_of(
     st.none(),
@@ -211,3 +211,33 @@ def _zone_bytes() -> bytes:
         if (found := Path(folder) / "Europe" / "Berlin").exists():
             return found.read_bytes()
     return resources.files("tzdata").joinpath("zoneinfo/Europe/Berlin").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("wrap", "levels"),
+    [
+        (lambda v: [v], MAX_DEPTH),
+        (lambda v: {"k": v}, MAX_DEPTH),
+        (lambda v: {1: v}, MAX_DEPTH // 3),
+        (lambda v: (v,), MAX_DEPTH // 2),
+    ],
+    ids=["list", "object", "dict", "tuple"],
+)
+def test_what_is_written_is_readable_from_deep_inside_a_program(wrap, levels):
+    def at_depth(frames, work):
+        return work() if frames == 0 else at_depth(frames - 1, work)
+
+    value = 1
+    for _ in range(levels):
+        value = wrap(value)
+    written = encode(value)
+    assert at_depth(500, lambda: decode(*written)) == value
+    for _ in range(3):
+        value = wrap(value)
+    with pytest.raises(UnsupportedValue, match="nested too deeply"):
+        encode(value)
+
+
+def test_many_shallow_parts_are_not_deep():
+    value = [[n, {"k": [n]}] for n in range(1000)]
+    assert decode(*encode(value)) == value

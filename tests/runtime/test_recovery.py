@@ -17,6 +17,7 @@ from holdfast.core.errors import (
     SessionBusy,
 )
 from holdfast.core.messages import user
+from holdfast.core.payloads import slot
 from holdfast.kernels.surfaces import Surface, SurfaceFunction
 from holdfast.models.scripted import ScriptedModel
 from holdfast.runtime.driver import Work
@@ -454,3 +455,20 @@ async def test_a_session_whose_model_is_an_object_says_that_it_takes_that_object
         with pytest.raises(AgentMissing, match=r"'scripted'.*open\(model="):
             await elsewhere.resume(session_id)
     assert (await lab.store.load_state(session_id)).seq == seq
+
+
+async def test_a_session_whose_variable_was_erased_says_so_before_it_asks_a_model(lab: Lab) -> None:
+    """A large input is the same payload as the variable it became."""
+    text = "z" * 100_000
+    runtime = await lab.open(replies(cell("n = len(text)\nFINAL(n)"), cell("FINAL(n + 1)")))
+    session = await runtime.start()
+    assert (await session.send("count", inputs={"text": text})).value == 100_000
+    await runtime.close()
+    await lab.store.erase(session.id, slot(text, "input").id, "gdpr-17")
+    before, asked = await lab.types(session.id), len(lab.requests)
+    runtime = await lab.open(replies(cell("FINAL(n + 1)")))
+    for attempt in (runtime.send(session.id, "more"), runtime.fork(session.id)):
+        with pytest.raises(NotRestorable, match=r"erased at .* by rule 'gdpr-17'; fork it at"):
+            await attempt
+    assert (await lab.types(session.id), len(lab.requests)) == (before, asked)
+    assert (await runtime.state(session.id)).status == "idle"

@@ -28,6 +28,9 @@ from holdfast.core.errors import Corruption, UnsupportedValue
 MAX_INTEGER = 2**53 - 1
 """Larger integers are written as hexadecimal text, which every JSON reader keeps exactly."""
 
+MAX_DEPTH = 200
+"""How deep the JSON of a value nests at most: what is written must be readable from anywhere."""
+
 _ATOMS = frozenset({str, bool, type(None), float})
 _SIMPLE = _ATOMS | {int}
 
@@ -52,14 +55,29 @@ def encode_json(value: Any) -> bytes:
     """Return the `json` encoding of any supported value."""
     try:
         try:
-            return _dump(_plain(value, "value", exact=False))
+            plain = _plain(value, "value", exact=False)
+            data = _dump(plain)
         except (ValueError, UnicodeEncodeError):
             # A NaN, an infinity or a lone surrogate: rare enough to look at every leaf again.
-            return _dump(_plain(value, "value", exact=True))
+            plain = _plain(value, "value", exact=True)
+            data = _dump(plain)
+        if data.count(b"[") + data.count(b"{") > MAX_DEPTH and _is_too_deep(plain):
+            raise RecursionError
     except RecursionError:
         raise UnsupportedValue(
             "the value refers to itself or is nested too deeply to be stored; store its parts"
         ) from None
+    return data
+
+
+def _is_too_deep(plain: Any) -> bool:
+    level = [plain]
+    for _ in range(MAX_DEPTH):
+        parts = [part.values() if type(part) is dict else part for part in level]
+        level = [item for part in parts for item in part if type(item) in (dict, list)]
+        if not level:
+            return False
+    return True
 
 
 def decode(encoding: str, data: bytes) -> Any:

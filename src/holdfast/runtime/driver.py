@@ -32,7 +32,7 @@ from holdfast.runtime.blueprint import Blueprint
 from holdfast.runtime.drive import Drive
 from holdfast.runtime.evaluation import checkpoint_slots
 from holdfast.runtime.gate import LeafGate
-from holdfast.runtime.journal import Journal, hydrate
+from holdfast.runtime.journal import Journal, hydrate, namespace
 from holdfast.runtime.repeats import result_of
 from holdfast.runtime.results import BudgetExceeded, Failed, Stopped, Suspended, TurnResult
 from holdfast.runtime.shelter import ended
@@ -467,7 +467,7 @@ class Driver:
     async def _namespace(self) -> Any:
         if self.state.vars is None:
             return None
-        return (await hydrate(self._store, self.lease.session, self.state.vars)).value()
+        return (await namespace(self._store, self.lease.session, self.state.vars)).value()
 
 
 def _limits(capability: Capability) -> KernelLimits:

@@ -13,7 +13,7 @@ from holdfast.core.errors import HeadNotFound
 from holdfast.core.facts import HeadPublished, SessionStarted
 from holdfast.core.ids import check_content_id
 from holdfast.core.payloads import Erased
-from holdfast.runtime.journal import hydrate
+from holdfast.runtime.journal import hydrate, namespace
 from holdfast.runtime.transcript import kept_messages, transcript_manifest
 from holdfast.stores.port import SessionStore
 
@@ -58,6 +58,8 @@ async def fork_session(
         )
         async for role, item in kept_messages(store, source, head.compact_from, head.range[1])
     ]
+    if head.vars is not None:
+        await namespace(store, source, head.vars)
     transcript, small = transcript_manifest(kept)
     started = replace(
         first,

@@ -12,12 +12,12 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any
 
-from holdfast.core.errors import OutcomeUnknown, PositionConflict
+from holdfast.core.errors import NotRestorable, OutcomeUnknown, PayloadNotFound, PositionConflict
 from holdfast.core.events import Event
 from holdfast.core.facts import Fact
 from holdfast.core.forms import forms
 from holdfast.core.heads import EdgeDraft, HeadDraft
-from holdfast.core.payloads import Slot, digest_form
+from holdfast.core.payloads import Slot, digest_form, manifest_slots
 from holdfast.core.state import State
 from holdfast.runtime.shelter import carried_through
 from holdfast.stores.port import Appended, Lease, SessionStore
@@ -162,6 +162,29 @@ async def hydrate(store: SessionStore, session_id: str, item: Slot) -> Slot:
         return item
     data = await store.get_payload(session_id, item.id)
     return Slot(item.id, item.encoding, item.kind, item.size, data)
+
+
+async def namespace(store: SessionStore, session_id: str, item: Slot) -> Slot:
+    """Return a checkpoint of a namespace with its bytes; NotRestorable where a part was erased."""
+    erased = await store.erased(session_id)
+    if item.id in erased:
+        await _check_there(store, session_id, item)
+    whole = await hydrate(store, session_id, item)
+    for part in manifest_slots(whole, whole.data or b"") if erased else []:
+        if part.id in erased and not part.inline:
+            await _check_there(store, session_id, part)
+    return whole
+
+
+async def _check_there(store: SessionStore, session_id: str, part: Slot) -> None:
+    """Refuse to go on from what is erased; it may have been said again since."""
+    try:
+        await store.get_payload(session_id, part.id)
+    except PayloadNotFound as error:
+        raise NotRestorable(
+            f"the variables of session {session_id!r} cannot be restored: {error}; fork it at an "
+            "earlier head, or start another"
+        ) from error
 
 
 def _begins_with(events: Sequence[Event], facts: Sequence[Fact]) -> bool:
