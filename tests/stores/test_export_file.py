@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.core.errors import ImportConflict, InvalidInput
+from holdfast.core.errors import ImportConflict, InvalidInput, NothingWritten
 from holdfast.core.facts import SessionStarted
 from holdfast.stores.memory.store import MemorySessionStore
 from holdfast.stores.portable import export_sessions, import_sessions
@@ -106,4 +106,14 @@ async def test_an_import_that_is_overtaken_says_what_it_has_stored(tmp_path):
         await import_sessions(store, path)
     assert caught.value.details["stored"] == ["s-1", "s-2"]
     assert [(await store.load_state(name)).seq for name in ("s-1", "s-2")] == [1, 1]
+    await store.close()
+
+
+@pytest.mark.parametrize("name", ["x\0y", "\ud800", "x" * 300], ids=ascii)
+async def test_a_name_that_no_file_has_is_refused(tmp_path, name):
+    store = MemorySessionStore()
+    await drive(store)
+    with pytest.raises((InvalidInput, NothingWritten), match="name a file"):
+        await export_sessions(store, ["s-1"], tmp_path / name)
+    assert not list(tmp_path.iterdir())
     await store.close()

@@ -1,5 +1,6 @@
 """The SQLite file: numbered migrations, refusals, and derived rows that may be wrong."""
 
+import os
 import re
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import holdfast.stores.sqlite as package
 from holdfast.core import facts
 from holdfast.core.errors import (
     Corruption,
+    InvalidInput,
     InvalidRef,
     NothingWritten,
     StoreNewer,
@@ -476,3 +478,10 @@ async def test_a_damaged_epoch_is_named_when_a_lease_is_wanted(tmp_path, epoch):
     assert await store.load_state("talk") == state
     await export_sessions(store, ["talk"], tmp_path / "talk.jsonl")
     await store.close()
+
+
+async def test_a_place_whose_name_is_not_utf_8_is_refused_and_left_alone(tmp_path):
+    place = tmp_path / os.fsdecode(b"caf\xe9")
+    with pytest.raises(InvalidInput, match="not in UTF-8"):
+        await SqliteSessionStore.open(place)
+    assert not list(tmp_path.iterdir())

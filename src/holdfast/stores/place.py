@@ -10,7 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from holdfast.core.errors import StoreFailed, StoreUnsafe
+from holdfast.core.errors import InvalidInput, StoreFailed, StoreUnsafe
 
 NETWORK = frozenset(
     {"9p", "acfs", "afpfs", "afs", "beegfs", "ceph", "cifs", "davfs", "fhgfs", "gfs2", "glusterfs"}
@@ -40,6 +40,17 @@ def check_local(path: Path, *, force: bool = False) -> None:
             "trusted; choose a local directory, or force it if only one machine ever opens it",
             file_system=kind,
         )
+
+
+def check_name(path: Path) -> None:
+    """Raise InvalidInput where SQLite cannot name a path."""
+    try:
+        str(path.absolute()).encode()
+    except UnicodeEncodeError:
+        raise InvalidInput(
+            f"{str(path)!a} is not in UTF-8, as SQLite has its paths; choose another directory, "
+            "or a files: store"
+        ) from None
 
 
 def denied_error(path: Path) -> StoreFailed:

@@ -312,6 +312,9 @@ class SessionStore(Protocol):
         cancelled caller gets CancelledError after the batch is committed or refused. Storage
         failures are NothingWritten (try again) or OutcomeUnknown (read again first).
 
+        `payloads` come beside the facts: what a manifest among their values leads to, and what
+        later appends will refer to, as `put_payload` stores it.
+
         `release` gives the lease back with the batch, and `Appended.inbox` says so. A batch that is
         refused keeps it, and releasing it afterwards is harmless in any case.
         """

@@ -137,8 +137,12 @@ async def _check_fits(store: SessionStore, copy: Copy) -> None:
 
 def _target(path: Path) -> Path:
     """Return the file that an export to this path becomes; refuse to replace anything else."""
-    if "\0" in str(path) or os.path.isdir(path):
-        raise InvalidInput(f"{str(path)!r} is a folder or no path; name a file to export to")
+    try:
+        named = b"\0" not in os.fsencode(path)
+    except UnicodeEncodeError:
+        named = False
+    if not named or os.path.isdir(path):
+        raise InvalidInput(f"{str(path)!a} is a folder or no path; name a file to export to")
     target = Path(os.path.realpath(path))
     # What is still a link leads to itself.
     if os.path.islink(target) or (os.path.exists(path) and not os.path.isfile(path)):

@@ -77,6 +77,8 @@ def create(
                 raise _deleted(files)
             if disk.stat(files.log.path) is not None:
                 return _existing(files, batch)
+            for payload_id in batch.loose:
+                files.grants.add(payload_id)
             header = Header(files.id, new_order())
             line = BatchLine(0, 0, batch.events).line()
             replace_file(
@@ -100,6 +102,8 @@ def append(files: SessionFiles, request: Request) -> Appended:
         with files.writing():
             tip = files.settled_tip()
             batch, restores = _check(files, tip, request)
+            for payload_id in batch.loose:
+                files.grants.add(payload_id)
             line = BatchLine(
                 tip.state.seq, request.lease.epoch, batch.events, tuple(request.consumes), restores
             ).line()

@@ -37,7 +37,7 @@ from holdfast.core.state import State, empty
 from holdfast.stores import checks, rows
 from holdfast.stores.ending import Ending
 from holdfast.stores.owner import Heartbeat, Owner
-from holdfast.stores.place import check_local
+from holdfast.stores.place import check_local, check_name
 from holdfast.stores.port import (
     GC_GRACE_SECONDS,
     LEASE_SECONDS,
@@ -103,6 +103,7 @@ class SqliteSessionStore(SqliteReading):
 
         def start() -> SqliteSessionStore:
             place = disk or Disk()
+            check_name(path)
             check_local(path, force=force_network)
             database = Database(path / FILE_NAME, vfs)
             blobs = DirectoryBlobStore(path / BLOB_FOLDER, place)

@@ -20,7 +20,7 @@ from holdfast.core.payloads import Slot, manifest, slot, slot_of_bytes, to_recor
 from holdfast.stores.port import ROW_PAYLOAD_BYTES, InboxDraft, SessionStore
 from holdfast.stores.verify import verify
 from holdfast.testing.contract.place import ContractPlace, Place
-from holdfast.testing.driver import drive, view
+from holdfast.testing.driver import Driver, drive, view
 
 SIZES = (513, 5000, ROW_PAYLOAD_BYTES, ROW_PAYLOAD_BYTES + 1, 400_000)
 
@@ -441,3 +441,19 @@ class PayloadContract(ContractPlace):
     ) -> None:
         with pytest.raises(InvalidInput, match="grace"):
             await store.gc(grace_seconds=grace)
+
+    async def test_a_payload_given_beside_the_facts_can_be_referred_to_later(
+        self, place: Place, store: SessionStore
+    ) -> None:
+        part, other = slot("p" * 900, "chunk"), slot("q" * 900, "chunk")
+        await store.create_session("s-1", facts.SessionStarted(), payloads=[other])
+        driver = Driver(store, await store.acquire("s-1"), await store.load_state("s-1"))
+        await driver.append(driver.message("hi"), payloads=[part])
+        await store.release(driver.lease)
+        store = await place.reopen(store)
+        driver = Driver(store, await store.acquire("s-1"), await store.load_state("s-1"))
+        for item in (part, other):
+            assert await store.get_payload("s-1", item.id) == item.data
+            await driver.say(item.bare())
+        assert (await verify(store, "s-1")).ok
+        await store.close()
