@@ -7,6 +7,7 @@ import os
 import signal
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,9 @@ from holdfast.core.errors import KernelDied, StoreFailed
 from holdfast.core.messages import Text, assistant, user
 from holdfast.kernels.cpython import CpythonSession
 from holdfast.kernels.surfaces import Surface, SurfaceFunction
-from holdfast.models.errors import KINDS, ModelTimeout, ProviderError
-from holdfast.models.port import ModelReply, ModelRequest, Usage
+from holdfast.models.asking import checked
+from holdfast.models.errors import KINDS, MalformedReply, ModelTimeout, ProviderError
+from holdfast.models.port import Attempt, ModelReply, ModelRequest, Usage
 from holdfast.models.scripted import ScriptedModel
 from holdfast.stores.memory.store import MemorySessionStore
 from holdfast.stores.verify import verify
@@ -444,3 +446,50 @@ async def test_a_stored_message_whose_inputs_no_worker_takes_fails_and_blocks_no
     assert isinstance(final, holdfast.Final)
     assert final.value is False
     assert (await verify(lab.store, session.id)).ok
+
+
+@pytest.mark.parametrize(
+    "said", ["x", "nan", "sNaN", "-1", "9e999999", 0.5, 7, "\ud800", ValueError], ids=ascii
+)
+@pytest.mark.parametrize("fails", [False, True])
+async def test_a_model_that_says_nonsense_of_its_costs_costs_an_unknown_amount(
+    tmp_path, said: Any, fails: bool
+) -> None:
+    class Vague(ScriptedModel):
+        def ceiling_usd(self, input_tokens: int, output_tokens: int) -> Any:
+            if said is ValueError:
+                raise said
+            return said
+
+    def respond(request: ModelRequest) -> str:
+        if fails and request.purpose == "step":
+            raise KeyError("no reply")
+        return "fine" if request.purpose == "leaf" else cell("FINAL(lm('x'))")
+
+    async with await holdfast.open(tmp_path, model=Vague(respond, name="vague")) as runtime:
+        session = await runtime.start()
+        for _ in range(2):
+            result = await session.send("x")
+            assert isinstance(result, holdfast.Failed if fails else holdfast.Final)
+        assert (await runtime.state(session.id)).status == "idle"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"model": "\ud800"},
+        {"finish_reason": "\ud800"},
+        {"price_table": "\ud800"},
+        {"cost_usd": "9e999999"},
+        {"cost_usd": "1e-999999"},
+        {"attempts": (Attempt(object(), 0, 0, "ok"),)},
+        {"attempts": (Attempt("now", 0, 0, "ok", message="\ud800"),)},
+        {"attempts": (Attempt("now", -1, 0, "ok"),)},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_a_reply_that_could_not_be_stored_is_none(change) -> None:
+    good = ModelReply(assistant("x"), "m", Usage(1, 1), "0.10")
+    assert checked(good) is good
+    with pytest.raises(MalformedReply):
+        checked(replace(good, **change))

@@ -10,6 +10,7 @@ its attempts first.
 from __future__ import annotations
 
 import asyncio
+import logging
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
@@ -17,6 +18,8 @@ from holdfast.core.errors import ModelError
 from holdfast.core.messages import Message, Reasoning, Text
 from holdfast.models.errors import MalformedReply, ModelTimeout
 from holdfast.models.port import Attempt, Model, ModelReply, ModelRequest, OnDelta, Usage
+
+logger = logging.getLogger("holdfast.models")
 
 GRACE_SECONDS = 1.0
 
@@ -47,6 +50,19 @@ async def ask(
     return checked(reply)
 
 
+def ceiling_of(model: Model, input_tokens: int, output_tokens: int) -> str | None:
+    """Return the most that a call can cost; None where the model does not say it."""
+    try:
+        said: Any = model.ceiling_usd(input_tokens, output_tokens)
+    except Exception:
+        logger.warning("model %r does not say what a call can cost", model.name, exc_info=True)
+        return None
+    if said is not None and not _is_amount(said):
+        logger.warning("model %r says that a call costs at most %a", model.name, said)
+        return None
+    return None if said is None else str(said)
+
+
 def _failure(error: BaseException) -> ModelError:
     try:
         told = str(error)
@@ -62,6 +78,9 @@ def checked(reply: Any) -> ModelReply:
     attempts = reply.attempts
     if not isinstance(attempts, tuple) or not all(isinstance(one, Attempt) for one in attempts):
         raise MalformedReply(f"the reply's attempts are {attempts!r}, not a tuple of Attempt")
+    odd = next((one for one in attempts if not _is_attempt(one)), None)
+    if odd is not None:
+        raise MalformedReply(f"the reply has the attempt {ascii(odd)[:200]}, which is none")
     wrong = _wrong(reply)
     if wrong is not None:
         raise MalformedReply(f"the reply's {wrong}", attempts=attempts)
@@ -75,8 +94,8 @@ def _wrong(reply: ModelReply) -> str | None:
     for part in message.parts:
         if isinstance(part, Text | Reasoning) and not isinstance(part.text, str):
             return f"message has the part {part!r}, whose text is no string"
-    if not isinstance(reply.model, str):
-        return f"model is {reply.model!r}, not a name"
+    if not _is_text(reply.model):
+        return f"model is {reply.model!a}, not a name"
     if not isinstance(reply.usage, Usage):
         return f"usage is {reply.usage!r}, not a Usage"
     for name, count in reply.usage.to_record().items():
@@ -88,9 +107,27 @@ def _wrong(reply: ModelReply) -> str | None:
         return f"latency_ms is {reply.latency_ms!r}, not a whole number"
     for name in ("price_table", "finish_reason"):
         text: Any = getattr(reply, name)
-        if text is not None and not isinstance(text, str):
-            return f"{name} is {text!r}, not text"
+        if text is not None and not _is_text(text):
+            return f"{name} is {text!a}, not text"
     return None
+
+
+def _is_text(value: Any) -> bool:
+    try:
+        return isinstance(value, str) and value.encode() is not None
+    except UnicodeEncodeError:
+        return False
+
+
+def _is_attempt(one: Attempt) -> bool:
+    texts: list[Any] = [one.error, one.message]
+    return (
+        _is_text(one.started_at)
+        and _is_count(one.wait_ms)
+        and _is_count(one.duration_ms)
+        and one.outcome in ("ok", "error", "timeout")
+        and all(text is None or _is_text(text) for text in texts)
+    )
 
 
 def _is_count(value: Any) -> bool:
@@ -99,7 +136,10 @@ def _is_count(value: Any) -> bool:
 
 def _is_amount(value: Any) -> bool:
     try:
-        amount = Decimal(value) if isinstance(value, str) else Decimal(-1)
+        amount = Decimal(value) if _is_text(value) else Decimal(-1)
     except InvalidOperation:
         return False
-    return amount.is_finite() and amount >= 0
+    if not amount.is_finite() or amount < 0:
+        return False
+    _, digits, exponent = amount.as_tuple()
+    return len(digits) <= 40 and -30 <= int(exponent) <= 15  # as sums are kept exactly

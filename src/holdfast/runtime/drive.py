@@ -33,7 +33,7 @@ from holdfast.core.payloads import Slot, slot
 from holdfast.core.state import OpenTurn, State
 from holdfast.kernels.port import KernelSession
 from holdfast.kernels.surfaces import Surface, transient_text
-from holdfast.models.asking import ask
+from holdfast.models.asking import ask, ceiling_of
 from holdfast.models.errors import ModelTimeout
 from holdfast.models.port import Delta, Model, ModelReply, ModelRequest
 from holdfast.runtime import governor
@@ -132,7 +132,7 @@ class Drive:
             turn=turn,
             ordinal=state.counters.get("answered", 0),
             model=self.model.name,
-            reserved_usd=self.model.ceiling_usd(context, output),
+            reserved_usd=ceiling_of(self.model, context, output),
             reserved_input_tokens=context,
             reserved_output_tokens=output,
         )
@@ -350,7 +350,7 @@ class Drive:
     def _broken_off(self, code: str, attempts: int = 1) -> tuple[str | None, dict[str, int | None]]:
         """Return (cost, usage) of the step under way, which brings no reply."""
         context, output = self._context(), governor.output_ceiling(self.blueprint.settings)
-        ceiling = self.model.ceiling_usd(context, output)
+        ceiling = ceiling_of(self.model, context, output)
         return governor.spent_on_failure(code, ceiling, context, output, attempts)
 
     async def _exceed(self, excess: Excess) -> TurnResult:

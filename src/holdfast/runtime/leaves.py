@@ -27,7 +27,7 @@ from holdfast.kernels.port import (
     HostFunction,
     RecordedCall,
 )
-from holdfast.models.asking import ask
+from holdfast.models.asking import ask, ceiling_of
 from holdfast.models.port import Model, ModelReply, ModelRequest
 from holdfast.runtime import governor
 from holdfast.runtime.gate import LeafGate
@@ -169,7 +169,7 @@ class Leaves:
         # What is set aside for a call is let go once its event is stored, so that the spend limit
         # sees every call, under way or ended; only the last one can go beyond it.
         size = self._size(request)
-        ceiling = self.model.ceiling_usd(*size)
+        ceiling = ceiling_of(self.model, *size)
         async with (
             self._reserve.aside(self.journal, ceiling, sum(size)),
             self._own_gate,
@@ -217,11 +217,11 @@ class Leaves:
             failure = {"code": error.code, "message": str(error)}
             sent, most = self._size(request)
             cost_usd, usage = governor.spent_on_failure(
-                error.code, self.model.ceiling_usd(sent, most), sent, most, len(attempts)
+                error.code, ceiling_of(self.model, sent, most), sent, most, len(attempts)
             )
         elif reply is None:
             sent, most = self._size(request)
-            cost_usd = self.model.ceiling_usd(sent, most)
+            cost_usd = ceiling_of(self.model, sent, most)
             usage = {"input_tokens": sent, "output_tokens": most}
         done = await self.journal.append(
             lambda state: [
