@@ -279,3 +279,27 @@ async def test_a_session_id_that_is_a_path_or_worse_is_refused_everywhere(
     with pytest.raises(InvalidId):
         await runtime.fork(session_id)
     assert (await runtime.sessions()).sessions == ()
+
+
+@pytest.mark.parametrize("wrong", [5, object(), "x"], ids=lambda item: type(item).__name__)
+async def test_things_of_the_wrong_kind_are_refused_by_name(lab: Lab, tmp_path, wrong: Any) -> None:
+    runtime = await lab.open(replies(cell("FINAL(1)")))
+    session = await runtime.start()
+    attempts = [
+        lambda: holdfast.open(tmp_path / "new", agents=wrong),
+        lambda: holdfast.open(tmp_path / "new", agents=[wrong]),
+        lambda: holdfast.open(tmp_path / "new", agents=[holdfast.Agent(), holdfast.Agent()]),
+        lambda: runtime.start(labels=wrong),
+        lambda: runtime.start(capability=wrong),
+        lambda: session.send("x", inputs=wrong),
+    ]
+    if not isinstance(wrong, str):
+        attempts += [lambda: holdfast.open(wrong), lambda: runtime.start(agent=wrong)]
+    for attempt in attempts:
+        with pytest.raises(InvalidInput):
+            await attempt()
+    for made in (lambda: holdfast.Agent(surfaces=wrong), lambda: holdfast.Agent(settings=wrong)):
+        with pytest.raises(InvalidInput):
+            made()
+    assert not list(tmp_path.iterdir())
+    assert (await session.send("x")).value == 1

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from holdfast.core.errors import InvalidSettings
+from holdfast.core.errors import InvalidSettings, check_kind
 from holdfast.core.ids import check_id
 from holdfast.kernels.surfaces import Surface
 from holdfast.runtime import brokers
@@ -23,7 +23,10 @@ class Agent:
 
     def __post_init__(self) -> None:
         check_id(self.name, "agent name")
+        check_kind(self.settings, Mapping, "set of settings")
+        check_kind(self.surfaces, Sequence, "list of surfaces")
         for surface in self.surfaces:
+            check_kind(surface, Surface, "surface")
             if surface.module == brokers.MODULE:
                 raise InvalidSettings(
                     f"surface {surface.id!r}: module {surface.module!r} is the one of the brokers; "

@@ -27,6 +27,7 @@ from holdfast.core.errors import (
     Refused,
     SessionBusy,
     StoreFailed,
+    check_kind,
 )
 from holdfast.core.facts import SessionStarted
 from holdfast.core.ids import check_id, check_key, new_session_id
@@ -161,7 +162,11 @@ class Runtime(Reads):
         **settings: Any,
     ) -> Session:
         """Create a session; the same id with the same settings returns the one that exists."""
-        found = self._agent(agent)
+        found = self._agent(check_id(agent, "agent name"))
+        if labels is not None:
+            check_kind(labels, Mapping, "set of labels")
+        if capability is not None:
+            check_kind(capability, Capability, "capability")
         given = self.resolved.settings.to_record()
         for layer in (found.settings, settings):
             # None is "not given" here as everywhere: it must not undo a limit of the runtime.
@@ -216,6 +221,8 @@ class Runtime(Reads):
             raise InvalidSettings(f"when_busy is {when_busy!r}; use 'error' or 'queue'")
         if key is not None and check_key(key, "key of a message").startswith(OWN_KEYS):
             raise InvalidInput(f"keys that begin with {OWN_KEYS!r} are reserved; choose another")
+        if inputs is not None:
+            check_kind(inputs, Mapping, "set of inputs")
         content = message if isinstance(message, Message) else user(message)
         if content.role != "user":
             # The log has it as the user's: the model would see another role after a restart.
@@ -458,6 +465,17 @@ def _id(session: str | Session) -> str:
     return session.id if isinstance(session, Session) else check_id(session)
 
 
+def _by_name(agents: Iterable[Agent]) -> dict[str, Agent]:
+    """Return agents by name; refuse two of one name, by which sessions find theirs again."""
+    check_kind(agents, Iterable, "list of agents")
+    known: dict[str, Agent] = {}
+    for agent in agents:
+        check_kind(agent, Agent, "agent")
+        if known.setdefault(agent.name, agent) is not agent:
+            raise InvalidSettings(f"two agents have the one name {agent.name!r}; give each its own")
+    return known
+
+
 async def open_runtime(
     store: str | Path | SessionStore | None = None,
     *,
@@ -487,6 +505,9 @@ async def open_runtime(
             settings[name] = given.name
         else:
             settings[name] = given
+    known = _by_name(agents)
+    if store is not None and not isinstance(store, str | Path) and not hasattr(store, "load_state"):
+        raise InvalidSettings(f"{ascii(store)[:80]} is no store; pass a path, a URL or an open one")
     # First, so that settings which are refused leave no new store behind.
     folder = await asyncio.to_thread(find_folder, Path.cwd())
     resolved = resolve(settings, folder=folder)
@@ -496,7 +517,7 @@ async def open_runtime(
         runtime = Runtime(
             opened,
             resolved=resolved,
-            agents=agents,
+            agents=known.values(),
             models=models,
             kernels=Kernels(allow_unconfined=allow_unconfined),
             owns_store=owns,
