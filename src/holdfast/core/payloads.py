@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -23,7 +22,6 @@ from holdfast.core.ids import check_content_id
 from holdfast.core.records import RECORD_DEPTH, Record, canonical, digest_id, parse
 
 INLINE_BYTES = 512
-_SURROGATE = re.compile("[\ud800-\udfff]")
 ENCODINGS = frozenset({"text", "json", "bytes", "manifest"})
 KINDS = frozenset(
     {"message", "eval_result", "final", "vars", "code", "request", "reply", "input"}
@@ -176,7 +174,7 @@ def erased_mark(mark: Any) -> Erased:
     """Return the tombstone that a record describes."""
     if isinstance(mark, dict) and mark.keys() == {"at", "rule"}:
         at, rule = mark["at"], mark["rule"]
-        if isinstance(at, str) and isinstance(rule, str) and not _SURROGATE.search(at + rule):
+        if values.is_text(at) and values.is_text(rule):
             return Erased(at, rule)
     raise InvalidRef(f"a tombstone holds its time and rule as text, not {mark!r}")
 

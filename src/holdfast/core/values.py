@@ -31,6 +31,15 @@ MAX_INTEGER = 2**53 - 1
 MAX_DEPTH = 200
 """How deep the JSON of a value nests at most: what is written must be readable from anywhere."""
 
+
+def is_text(value: object) -> bool:
+    """Tell whether something is text that UTF-8 can write: no lone surrogate is in it."""
+    try:
+        return isinstance(value, str) and value.encode() is not None
+    except UnicodeEncodeError:
+        return False
+
+
 _ATOMS = frozenset({str, bool, type(None), float})
 _SIMPLE = _ATOMS | {int}
 

@@ -492,7 +492,7 @@ def _directories(settings: KernelSettings) -> tuple[str, ...]:
         for path, access in confinement.grants(os.path.realpath(root), settings.hidden)
         if access == landlock.READ
     )
-    real = sorted({path for path in visible if os.path.isdir(path) and _is_text(path)})
+    real = sorted({path for path in visible if os.path.isdir(path) and _can_be_named(path)})
     return tuple(
         root
         for root in real
@@ -500,11 +500,9 @@ def _directories(settings: KernelSettings) -> tuple[str, ...]:
     )
 
 
-def _is_text(path: str) -> bool:
+def _can_be_named(path: str) -> bool:
     """Return whether a path is UTF-8; Monty takes no other and its code could not name it."""
-    try:
-        path.encode()
-    except UnicodeEncodeError:
-        logger.debug("%r is not shown to the code: its name is not UTF-8", path)
-        return False
-    return True
+    if values.is_text(path):
+        return True
+    logger.debug("%r is not shown to the code: its name is not UTF-8", path)
+    return False

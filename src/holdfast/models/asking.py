@@ -16,6 +16,7 @@ from typing import Any
 
 from holdfast.core.errors import ModelError
 from holdfast.core.messages import Message, Reasoning, Text
+from holdfast.core.values import is_text
 from holdfast.models.errors import MalformedReply, ModelTimeout
 from holdfast.models.port import Attempt, Model, ModelReply, ModelRequest, OnDelta, Usage
 
@@ -94,7 +95,7 @@ def _wrong(reply: ModelReply) -> str | None:
     for part in message.parts:
         if isinstance(part, Text | Reasoning) and not isinstance(part.text, str):
             return f"message has the part {part!r}, whose text is no string"
-    if not _is_text(reply.model):
+    if not is_text(reply.model):
         return f"model is {reply.model!a}, not a name"
     if not isinstance(reply.usage, Usage):
         return f"usage is {reply.usage!r}, not a Usage"
@@ -107,26 +108,19 @@ def _wrong(reply: ModelReply) -> str | None:
         return f"latency_ms is {reply.latency_ms!r}, not a whole number"
     for name in ("price_table", "finish_reason"):
         text: Any = getattr(reply, name)
-        if text is not None and not _is_text(text):
+        if text is not None and not is_text(text):
             return f"{name} is {text!a}, not text"
     return None
-
-
-def _is_text(value: Any) -> bool:
-    try:
-        return isinstance(value, str) and value.encode() is not None
-    except UnicodeEncodeError:
-        return False
 
 
 def _is_attempt(one: Attempt) -> bool:
     texts: list[Any] = [one.error, one.message]
     return (
-        _is_text(one.started_at)
+        is_text(one.started_at)
         and _is_count(one.wait_ms)
         and _is_count(one.duration_ms)
         and one.outcome in ("ok", "error", "timeout")
-        and all(text is None or _is_text(text) for text in texts)
+        and all(text is None or is_text(text) for text in texts)
     )
 
 
@@ -136,7 +130,7 @@ def _is_count(value: Any) -> bool:
 
 def _is_amount(value: Any) -> bool:
     try:
-        amount = Decimal(value) if _is_text(value) else Decimal(-1)
+        amount = Decimal(value) if is_text(value) else Decimal(-1)
     except InvalidOperation:
         return False
     if not amount.is_finite() or amount < 0:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,3 +32,14 @@ class Agent:
                     f"surface {surface.id!r}: module {surface.module!r} is the one of the brokers; "
                     "choose another name"
                 )
+
+
+def by_name(agents: Iterable[Agent]) -> dict[str, Agent]:
+    """Return agents by name; refuse two of one name, by which sessions find theirs again."""
+    check_kind(agents, Iterable, "list of agents")
+    known: dict[str, Agent] = {}
+    for agent in agents:
+        check_kind(agent, Agent, "agent")
+        if known.setdefault(agent.name, agent) is not agent:
+            raise InvalidSettings(f"two agents have the one name {agent.name!r}; give each its own")
+    return known

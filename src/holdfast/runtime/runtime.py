@@ -37,7 +37,7 @@ from holdfast.kernels.choose import Kernels
 from holdfast.models.choose import model_from_name
 from holdfast.models.port import Model
 from holdfast.runtime import blueprint as blueprints
-from holdfast.runtime.agent import Agent
+from holdfast.runtime.agent import Agent, by_name
 from holdfast.runtime.driver import Driver, Warm, Work
 from holdfast.runtime.forks import fork_session
 from holdfast.runtime.gate import LeafGate
@@ -465,17 +465,6 @@ def _id(session: str | Session) -> str:
     return session.id if isinstance(session, Session) else check_id(session)
 
 
-def _by_name(agents: Iterable[Agent]) -> dict[str, Agent]:
-    """Return agents by name; refuse two of one name, by which sessions find theirs again."""
-    check_kind(agents, Iterable, "list of agents")
-    known: dict[str, Agent] = {}
-    for agent in agents:
-        check_kind(agent, Agent, "agent")
-        if known.setdefault(agent.name, agent) is not agent:
-            raise InvalidSettings(f"two agents have the one name {agent.name!r}; give each its own")
-    return known
-
-
 async def open_runtime(
     store: str | Path | SessionStore | None = None,
     *,
@@ -505,7 +494,7 @@ async def open_runtime(
             settings[name] = given.name
         else:
             settings[name] = given
-    known = _by_name(agents)
+    known = by_name(agents)
     if store is not None and not isinstance(store, str | Path) and not hasattr(store, "load_state"):
         raise InvalidSettings(f"{ascii(store)[:80]} is no store; pass a path, a URL or an open one")
     # First, so that settings which are refused leave no new store behind.

@@ -191,7 +191,7 @@ async def _in_thread(function: Callable[..., Any], call: HostCall) -> Any:
             # No future takes one (before Python 3.12 it would never be done).
             raise RuntimeError(f"the function raised StopIteration({error.value!r})") from error
         except (SystemExit, KeyboardInterrupt) as error:
-            # Not either of these: see above.
+            # Nor may these end it: see `_run`.
             raise RuntimeError(f"the function raised {type(error).__name__}({error})") from error
 
     return await asyncio.to_thread(work)

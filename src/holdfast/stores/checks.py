@@ -14,6 +14,7 @@ from holdfast.core.facts import InputKind, SessionStarted
 from holdfast.core.ids import check_id, check_key
 from holdfast.core.payloads import Slot, check_slot, to_record
 from holdfast.core.replay import Copy
+from holdfast.core.values import is_text
 from holdfast.stores.port import InboxDraft, Lease, SessionFilter, Transient
 
 LARGEST = 2**62
@@ -31,8 +32,7 @@ def check_started(started: SessionStarted) -> None:
 
 def check_lease(lease: Lease) -> str:
     """Return the session of a lease; refuse what is none."""
-    if type(lease) is not Lease:
-        check_kind(lease, Lease, "lease")
+    check_kind(lease, Lease, "lease")
     return check_id(lease.session)
 
 
@@ -104,13 +104,8 @@ def check_filter(where: SessionFilter | None) -> None:
 def check_texts(what: str, *texts: str | None) -> None:
     """Refuse what is no text that a store can hold."""
     for text in texts:
-        try:
-            if text is not None:
-                if type(text) is not str:
-                    raise TypeError
-                text.encode()
-        except (TypeError, UnicodeEncodeError):
-            raise InvalidInput(f"{ascii(text)[:80]} is no text that a {what} can name") from None
+        if text is not None and not (type(text) is str and is_text(text)):
+            raise InvalidInput(f"{ascii(text)[:80]} is no text that a {what} can name")
 
 
 def check_draft(draft: InboxDraft) -> None:

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 from holdfast.core.errors import InvalidInput, StoreFailed, StoreUnsafe
+from holdfast.core.values import is_text
 
 NETWORK = frozenset(
     {"9p", "acfs", "afpfs", "afs", "beegfs", "ceph", "cifs", "davfs", "fhgfs", "gfs2", "glusterfs"}
@@ -44,13 +45,11 @@ def check_local(path: Path, *, force: bool = False) -> None:
 
 def check_name(path: Path) -> None:
     """Raise InvalidInput where SQLite cannot name a path."""
-    try:
-        str(path.absolute()).encode()
-    except UnicodeEncodeError:
+    if not is_text(str(path.absolute())):
         raise InvalidInput(
             f"{str(path)!a} is not in UTF-8, as SQLite has its paths; choose another directory, "
             "or a files: store"
-        ) from None
+        )
 
 
 def denied_error(path: Path) -> StoreFailed:
