@@ -189,6 +189,7 @@ def test_an_integer_of_more_digits_than_python_prints_comes_back():
 def test_a_decimal_has_the_same_bytes_whatever_the_context_of_its_caller():
     number = [Decimal("1E+10")]
     usual = encode(number)
+    assert usual == ("json", b'[{"$decimal":"1E+10"}]')
     with localcontext() as context:
         context.capitals = 0
         context.prec = 1
