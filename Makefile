@@ -22,15 +22,19 @@ check: .venv/ready
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-.venv/bench: .venv/ready
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'
+# The bench has its own, of the quickest Python there is: see bench/interpreter.py.
+.venv-bench/ready: .venv/ready
+	rm -rf .venv-bench
+	$$($(PYTHON) bench/interpreter.py) -m venv --without-pip .venv-bench
+	$(BIN)/python -m pip --python .venv-bench install --quiet --disable-pip-version-check \
+		-c constraints.txt -e '.[monty,bench]'
 	touch $@
 
-bench: .venv/bench
-	$(BIN)/python -m bench
+bench: .venv-bench/ready
+	.venv-bench/bin/python -m bench
 
 soak: .venv/ready
 	$(BIN)/python -m pytest -n $(JOBS) -q -m soak --timeout 0 --override-ini addopts='--strict-config --strict-markers' tests
 
 clean:
-	rm -rf .venv build dist *.egg-info src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-bench build dist *.egg-info src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -54,7 +54,7 @@ def print_result(result: dict[str, object]) -> None:
         rows.append(
             (
                 figure["name"],
-                f"{_number(figure['value'])} {figure['unit']}".strip(),
+                f"{number(figure['value'])} {figure['unit']}".strip(),
                 _target(figure),
                 {True: "ok", False: "MISSED", None: ""}[figure["met"]],
                 figure["note"],
@@ -74,7 +74,8 @@ def write_result(name: str, result: dict[str, object]) -> None:
     (RESULTS / f"{name}.json").write_text(text, encoding="utf-8")
 
 
-def _number(value: float) -> str:
+def number(value: float) -> str:
+    """Return a figure as people read it."""
     if value >= 1000:
         return f"{value:,.0f}"
     return f"{value:.3g}" if value < 10 else f"{value:.1f}"
@@ -82,5 +83,5 @@ def _number(value: float) -> str:
 
 def _target(figure: dict[str, float | None]) -> str:
     if figure["at_least"] is not None:
-        return f"≥ {_number(figure['at_least'])}"
-    return "" if figure["at_most"] is None else f"≤ {_number(figure['at_most'])}"
+        return f"≥ {number(figure['at_least'])}"
+    return "" if figure["at_most"] is None else f"≤ {number(figure['at_most'])}"
