@@ -31,6 +31,11 @@ def test_the_tour_kills_resumes_forks_and_verifies(shell):
     turns = shell.json(*store, "show", "harbour")["turns"]
     assert (len(turns), turns[0]["revivals"]) == (1, 1)
     assert json.loads(re.search(r"answer: (.+)", done.stdout).group(1)) == turns[0]["value"]
+    (lost,) = map(int, re.findall(r"Of those, (\d+) had been on their way", done.stdout))
+    assert lost >= 1
+    assert sum(step["leaves"]["lost"] for step in turns[0]["steps"]) == lost
+    assert turns[0]["cost_usd"] is None
+    assert f"{lost} leaf calls were lost in a crash" in shell.run(*store, "show", "harbour").stdout
     leaves = shell.lines(*store, "events", "harbour", "--type", "leaf.called")
     assert sorted(leaf["data"].get("item", 0) for leaf in leaves) == list(range(32))
     assert shell.lines(*store, "events", "harbour-what-if", "--type", "leaf.called") == []

@@ -97,7 +97,7 @@ def test_show_tells_turns_steps_code_output_and_cost(work):
     check(document, "show")
     first, second = document["turns"]
     assert [step["cells"][0]["status"] for step in first["steps"]] == ["ok", "final"]
-    assert first["steps"][0]["leaves"] == {"asked": 1, "failed": 0}
+    assert first["steps"][0]["leaves"] == {"asked": 1, "failed": 0, "lost": 0}
     assert (second["status"], second["error"]["code"]) == ("failed", "quota_exceeded")
     page = work.inside("show", "a").stdout
     for part in (

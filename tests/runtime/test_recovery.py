@@ -1,6 +1,7 @@
 """Whatever a driver left unfinished is taken up where the log stands; reading never repairs."""
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -40,20 +41,41 @@ class Killed(BaseException):
 
 async def cut_short(lab: Lab, after: int) -> str:
     """Work a session whose driver dies at once after so many appends; return its id."""
+    return await cut_off(lab, replies(*WORK), lambda appends: appends >= after)
+
+
+async def cut_while_asking(lab: Lab, **options: Any) -> str:
+    """Work a session whose driver dies once both items of its `map_lm` are asked."""
+    asked = 0
+
+    async def respond(request: Any) -> str:
+        nonlocal asked
+        if request.purpose == "step":
+            return WORK[request.ordinal]
+        asked += 1
+        if asked == 2:
+            raise Killed
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    return await cut_off(lab, respond, lambda _: asked == 2, **options)
+
+
+async def cut_off(lab: Lab, respond: Any, is_dead: Callable[[int], bool], **options: Any) -> str:
     store = MemorySessionStore(lab.store.bank)
     appends = 0
     append = store.append
 
     async def counted(*arguments, **options):
         nonlocal appends
-        if appends >= after:
+        if is_dead(appends):
             raise Killed
         appends += 1
         return await append(*arguments, **options)
 
     store.append = counted
-    runtime = await holdfast.open(store, model=model_of(lab, replies(*WORK)))
-    session = await runtime.start()
+    runtime = await holdfast.open(store, model=model_of(lab, respond))
+    session = await runtime.start(**options)
     try:
         with pytest.raises(BaseException):  # noqa: B017
             await session.send("work")
@@ -73,7 +95,7 @@ def model_of(lab: Lab, responder):
     return ScriptedModel(heard, name="scripted")
 
 
-@pytest.mark.parametrize("after", range(1, 9))
+@pytest.mark.parametrize("after", range(1, 12))
 async def test_a_turn_cut_anywhere_ends_with_the_same_value(lab: Lab, after: int) -> None:
     session_id = await cut_short(lab, after)
     before = await lab.store.read_events(session_id)
@@ -106,6 +128,50 @@ async def test_a_lost_model_call_is_settled_as_unknown_and_made_again(lab: Lab) 
     turn = (await runtime.turns(session_id))[0]
     assert turn.put.cost_usd is None
     assert turn.put.steps == 2
+
+
+async def test_leaf_calls_that_a_crash_took_are_settled_as_unknown_and_made_again(lab: Lab) -> None:
+    session_id = await cut_while_asking(lab)
+    before = await lab.types(session_id)
+    assert before[-2:] == ["budget.reserved", "budget.reserved"]
+    runtime = await lab.open(replies(*WORK))
+    result = await runtime.resume(session_id)
+    assert isinstance(result, holdfast.Final)
+    assert (result.value, result.cost_usd) == (ANSWER, None)
+    since = (await lab.types(session_id))[len(before) :]
+    assert since[:3] == ["session.revived", "budget.settled", "budget.settled"]
+    settled = await lab.facts(session_id, "budget.settled")
+    aside = await lab.facts(session_id, "budget.reserved")
+    assert all(fact.unknown for fact in settled)
+    assert [(fact.reservation, fact.tokens) for fact in settled] == [
+        (fact.reservation, fact.tokens) for fact in aside[:2]
+    ]
+    state = await runtime.state(session_id)
+    assert state.reserved == {}
+    assert state.spend.unknown_usd == state.spend.unknown_tokens == 2
+    assert [leaf.fact.status for leaf in await runtime.leaves(session_id)] == ["ok"] * 3
+
+
+async def test_leaf_calls_that_a_crash_took_count_against_the_limits(lab: Lab) -> None:
+    session_id = await cut_while_asking(lab, max_tokens=60_000)
+    lab.requests.clear()
+    runtime = await lab.open(replies(*WORK))
+    result = await runtime.resume(session_id)
+    assert isinstance(result, holdfast.BudgetExceeded)
+    assert result.limit == "max_tokens"
+    assert lab.requests == []  # what is set aside for a reply is 32,768 tokens, twice
+
+
+async def test_a_stop_settles_the_leaf_calls_that_a_crash_took(lab: Lab) -> None:
+    session_id = await cut_while_asking(lab)
+    runtime = await lab.open(replies(*WORK))
+    result = await runtime.stop(session_id)
+    assert isinstance(result, holdfast.Stopped)
+    assert result.cost_usd is None
+    assert len(await lab.facts(session_id, "budget.settled")) == 2
+    state = await runtime.state(session_id)
+    assert state.reserved == {}
+    assert state.spend.unknown_usd == 2
 
 
 async def test_send_finishes_the_open_turn_first(lab: Lab) -> None:

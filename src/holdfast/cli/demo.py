@@ -24,7 +24,7 @@ from holdfast.cli.demo_material import FOLLOW_UP, QUESTION, REPORTS, harbour_log
 from holdfast.cli.doctor import auto_kernel
 from holdfast.cli.options import Call, command
 from holdfast.core.errors import HoldfastError, InvalidInput, SessionNotFound
-from holdfast.core.facts import LeafCalled
+from holdfast.core.facts import BudgetSettled, LeafCalled
 from holdfast.stores.choose import open_store
 from holdfast.stores.port import SessionStore
 
@@ -142,14 +142,17 @@ class Demo:
         asked_once = len({leaf["item"] for leaf in leaves}) == len(leaves) == REPORTS
         if leaves[: len(kept)] != kept or not asked_once:
             raise DemoFailed("a recorded answer was asked for again")
+        lost = len(await store.read_events(self.session, types=[BudgetSettled.TYPE]))
         self._say(
             f"   {len(kept)} answers came from the log and were not asked for again; the other "
-            f"{len(leaves) - len(kept)} were asked now.\n   answer: {json.dumps(answer['value'])}"
+            f"{len(leaves) - len(kept)} were asked now.\n   Of those, {lost} had been on their way: "
+            f"that nobody knows their cost is on record.\n   answer: {json.dumps(answer['value'])}"
         )
         self.found |= {
             "value": answer["value"],
             "leaves_before_kill": len(kept),
             "leaves_after_resume": len(leaves) - len(kept),
+            "leaves_lost": lost,
         }
 
     async def _fork(self, store: SessionStore) -> None:

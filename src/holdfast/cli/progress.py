@@ -21,6 +21,7 @@ from holdfast.core import facts
 from holdfast.core.errors import HoldfastError
 from holdfast.core.events import Event
 from holdfast.core.fold import at_ceiling
+from holdfast.core.state import is_lost_leaf
 from holdfast.kernels.cells import extract
 from holdfast.runtime.runtime import Runtime
 
@@ -155,6 +156,8 @@ class Progress:
             case facts.LeafCalled() as fact:
                 tally.leaves += 1
                 tally.spend(fact)
+            case facts.BudgetSettled() as fact if is_lost_leaf(fact):
+                tally.unknown = True
             case facts.EvalAdded() as fact:
                 calls = f", {fact.calls} calls" if fact.calls else ""
                 return f"cell {fact.eval}: {fact.status}{calls} in {fact.elapsed_ms} ms"

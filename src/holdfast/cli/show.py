@@ -121,6 +121,10 @@ class Page:
         leaves = step["leaves"]
         if leaves["asked"]:
             self.aside(f"{leaves['asked']} leaf calls, {leaves['failed']} failed")
+        if leaves["lost"]:
+            self.aside(
+                f"{leaves['lost']} leaf calls were lost in a crash: what they cost is unknown"
+            )
         if step["observation"]:
             self._body(step["observation"], mark="> ")
 

@@ -11,6 +11,7 @@ from typing import Any
 from holdfast.cli.documents import Document, slot_form
 from holdfast.core import facts
 from holdfast.core.events import Event
+from holdfast.core.state import is_lost_leaf
 from holdfast.runtime.reads import Reads
 from holdfast.runtime.transcript import read_message
 from holdfast.stores.port import SessionStore
@@ -74,6 +75,8 @@ class Transcript:
                 leaves = _step(turn, fact.step)["leaves"]
                 leaves["asked"] += 1
                 leaves["failed"] += fact.status != "ok"
+            case facts.BudgetSettled() if is_lost_leaf(fact):
+                turn["steps"][-1]["leaves"]["lost"] += 1
             case facts.SessionRevived():
                 turn["revivals"] += 1
             case facts.TurnPut():
@@ -122,7 +125,7 @@ def _new_step(fact: facts.StepStarted) -> Document:
         "reply": None,
         "observation": None,
         "cells": [],
-        "leaves": {"asked": 0, "failed": 0},
+        "leaves": {"asked": 0, "failed": 0, "lost": 0},
         "usage": None,
         "cost_usd": None,
         "latency_ms": None,

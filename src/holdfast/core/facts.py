@@ -326,7 +326,10 @@ class CallResolved(Fact):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BudgetReserved(Fact):
-    """Spend was set aside before it could be incurred."""
+    """Spend was set aside before it could be incurred.
+
+    That of a leaf call is `leaf:` and its ordinal, until the `leaf.called` of that ordinal.
+    """
 
     TYPE: ClassVar[str] = "budget.reserved"
     reservation: str
@@ -337,7 +340,10 @@ class BudgetReserved(Fact):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BudgetSettled(Fact):
-    """A reservation was replaced by what was spent; `unknown` says the ceiling was taken."""
+    """A reservation was replaced by what was spent; `unknown` says the ceiling was taken.
+
+    So ends what was set aside for a leaf call that was lost.
+    """
 
     TYPE: ClassVar[str] = "budget.settled"
     reservation: str

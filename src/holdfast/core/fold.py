@@ -13,9 +13,9 @@ from msgspec.structs import replace
 
 from holdfast.core import facts, status
 from holdfast.core.events import Event
-from holdfast.core.state import OpenTurn, PendingCall, State
+from holdfast.core.state import OpenTurn, PendingCall, Reserved, Spend, State, leaf_reservation
 
-FOLD_VERSION = 1
+FOLD_VERSION = 2
 """Raised when the fold changes meaning: snapshots of another version are not used."""
 
 OPEN_TURN_STATUSES = frozenset({"open", "interrupted"})
@@ -127,11 +127,22 @@ def at_ceiling(fact: Any) -> bool:
     return fact.status in ("failed", "error") and any((fact.usage or {}).values())
 
 
+def spend_after(state: State, fact: facts.Fact) -> Spend:
+    """Return what the session has used once a fact is told."""
+    if isinstance(fact, facts.StepPut | facts.LeafCalled):
+        ceiling = fact.status == "unknown" or at_ceiling(fact)
+        return state.spend.plus(fact.cost_usd, fact.usage, ceiling=ceiling)
+    if isinstance(fact, facts.BudgetSettled) and fact.unknown:
+        # Most of a ceiling is that of the reply, which costs more.
+        usage = {"input_tokens": 0, "output_tokens": fact.tokens}
+        if fact.reservation in state.reserved:
+            return state.spend.plus(fact.usd, usage, ceiling=True)
+    return state.spend
+
+
 def _step_put(state: State, fact: Any, event: Event) -> dict[str, Any]:
     lost = fact.status == "unknown"
-    ceiling = lost or at_ceiling(fact)
-    spend = state.spend.plus(fact.cost_usd, fact.usage, ceiling=ceiling)
-    changes: dict[str, Any] = {"spend": spend}
+    changes: dict[str, Any] = {"spend": spend_after(state, fact)}
     if not lost:
         changes["revivals"] = 0
         changes["counters"] = _count(state, "answered", state.next("answered"))
@@ -190,8 +201,9 @@ def _leaf_called(state: State, fact: Any, event: Event) -> dict[str, Any]:
         counters["leaf_answered"] = counters.get("leaf_answered", 0) + 1
     return {
         "counters": counters,
-        "spend": state.spend.plus(fact.cost_usd, fact.usage, ceiling=lost or at_ceiling(fact)),
+        "spend": spend_after(state, fact),
         "revivals": state.revivals if lost else 0,
+        "reserved": _without(state.reserved, leaf_reservation(fact.ordinal)),
     }
 
 
@@ -248,12 +260,19 @@ def _lineage_added(state: State, fact: Any, event: Event) -> dict[str, Any]:
 
 
 def _reserved(state: State, fact: Any, event: Event) -> dict[str, Any]:
-    return {"reserved": {**state.reserved, fact.reservation: fact.usd or "0"}}
+    aside = Reserved(fact.usd, fact.tokens)
+    return {"reserved": {**state.reserved, fact.reservation: aside}}
 
 
 def _settled(state: State, fact: Any, event: Event) -> dict[str, Any]:
-    rest = {key: usd for key, usd in state.reserved.items() if key != fact.reservation}
-    return {"reserved": rest}
+    rest = _without(state.reserved, fact.reservation)
+    return {"reserved": rest, "spend": spend_after(state, fact)}
+
+
+def _without(reserved: dict[str, Reserved], key: str) -> dict[str, Reserved]:
+    if key not in reserved:
+        return reserved
+    return {other: aside for other, aside in reserved.items() if other != key}
 
 
 def _revived(state: State, fact: Any, event: Event) -> dict[str, Any]:

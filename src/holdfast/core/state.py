@@ -83,6 +83,13 @@ class PendingCall(msgspec.Struct, frozen=True, gc=False):
     child: str | None = None
 
 
+class Reserved(msgspec.Struct, frozen=True, gc=False):
+    """What was set aside for something that has not ended; None is a ceiling that nobody knows."""
+
+    usd: str | None
+    tokens: int | None
+
+
 class Spend(msgspec.Struct, frozen=True, gc=False):
     """What the session has used; `unknown_…` counts the calls of which nobody knows.
 
@@ -151,7 +158,7 @@ class State(msgspec.Struct, frozen=True, gc=False):
     vars: Slot | None = None
     compact_from: int | None = None
     spend: Spend = Spend()
-    reserved: dict[str, str] = {}
+    reserved: dict[str, Reserved] = {}
     revivals: int = 0
     derived: bool = False  # the derivation edge of a fork is recorded
     read_only: str | None = None
@@ -175,9 +182,35 @@ class State(msgspec.Struct, frozen=True, gc=False):
         return usage, _minus(spend.usd, turn.usd) if known_usd else None
 
 
+_LEAF = "leaf:"
+
+
+def leaf_reservation(ordinal: int) -> str:
+    """Return under which key a leaf call's spend is set aside."""
+    return f"{_LEAF}{ordinal}"
+
+
+def lost_leaves(state: State) -> list[facts.BudgetSettled]:
+    """Return what settles the leaf calls that are under way, once nobody waits for them any more.
+
+    Their replies are lost, if there were any; what they cost counts at its ceiling.
+    """
+    return [
+        facts.BudgetSettled(reservation=key, usd=aside.usd, tokens=aside.tokens, unknown=True)
+        for key, aside in state.reserved.items()
+        if key.startswith(_LEAF)
+    ]
+
+
+def is_lost_leaf(fact: facts.BudgetSettled) -> bool:
+    """Tell whether a fact settles a leaf call that was lost."""
+    return fact.unknown and fact.reservation.startswith(_LEAF)
+
+
 def broken_off_spend(state: State) -> tuple[facts.Usage, str | None]:
-    """Return the open turn's spend as it stands when its call under way is broken off: unknown."""
-    if state.turn is not None and state.turn.phase == "asking":
+    """Return the open turn's spend as it stands when calls under way are broken off: unknown."""
+    asking = state.turn is not None and state.turn.phase == "asking"
+    if asking or lost_leaves(state):
         state = msgspec.structs.replace(state, spend=state.spend.plus(None, None))
     return state.turn_spend()
 

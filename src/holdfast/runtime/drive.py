@@ -26,7 +26,7 @@ from holdfast.core.facts import (
     TurnPut,
     TurnStatus,
 )
-from holdfast.core.fold import at_ceiling
+from holdfast.core.fold import spend_after
 from holdfast.core.heads import EdgeDraft, HeadDraft
 from holdfast.core.messages import Message, observation
 from holdfast.core.payloads import Slot, slot
@@ -407,8 +407,9 @@ class Drive:
         problem: Slot,
         **extra: Any,
     ) -> TurnResult:
+        before = [*before, *abandoned(self.state)]
         end = self._end(status, before, error=problem)
-        await self.journal.append(lambda state: [*before, *abandoned(state), end])
+        await self.journal.append(lambda _: [*before, end])
         return self._result(kind, end, **extra)
 
     def _end(
@@ -425,10 +426,8 @@ class Drive:
         assert turn is not None
         elapsed_ms = turn.driven_ms
         for fact in before:
-            if isinstance(fact, StepPut):
-                spend = state.spend.plus(fact.cost_usd, fact.usage, ceiling=at_ceiling(fact))
-                state = structs.replace(state, spend=spend)
-            elif isinstance(fact, EvalAdded):
+            state = structs.replace(state, spend=spend_after(state, fact))
+            if isinstance(fact, EvalAdded):
                 elapsed_ms += fact.elapsed_ms or 0
         usage, cost_usd = state.turn_spend()
         return TurnPut(

@@ -20,7 +20,7 @@ from holdfast.core.errors import AgentMissing, InvalidSettings, KernelError, Ses
 from holdfast.core.facts import Fact, MessageAppended, TurnStarted, VarsCheckpointed
 from holdfast.core.messages import Message, Text
 from holdfast.core.payloads import slot
-from holdfast.core.state import State, broken_off_spend
+from holdfast.core.state import State, broken_off_spend, lost_leaves
 from holdfast.kernels.choose import Choice, Kernels
 from holdfast.kernels.port import Encoded, KernelLimits, KernelSession, KernelSettings
 from holdfast.kernels.surfaces import Surface, host_functions
@@ -350,7 +350,7 @@ class Driver:
                 session=self.lease.session, turn=turn.turn, calls=tuple(self.state.calls)
             )
         if self.state.revivals >= REVIVALS_WITHOUT_OUTCOME and not force:
-            usage, cost_usd = self.state.turn_spend()
+            usage, cost_usd = broken_off_spend(self.state)
             return Failed(
                 session=self.lease.session,
                 turn=turn.turn,
@@ -365,10 +365,11 @@ class Driver:
         # A process that lacks what it takes refuses here, before it uses up a revival.
         drive = await self._drive()
         await self.journal.append(
-            lambda _: [
+            lambda state: [
                 facts.SessionRevived(
                     turn=turn.turn, owner=self.lease.owner, forced=force, found=turn.phase
-                )
+                ),
+                *lost_leaves(state),
             ]
         )
         drive.revived = True

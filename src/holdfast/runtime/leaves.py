@@ -1,8 +1,10 @@
 """Leaf calls: one bounded model call from code, without a session of its own.
 
 Each item becomes one `leaf.called` event with request and reply by reference. After a kill, items
-that the log has are answered from it and not paid again; only what is missing is asked. A leaf's
-ordinal is its place in the order of issue, so that a resumed session asks with the same number.
+that the log has are answered from it and not paid again; only what is missing is asked. What a call
+may cost is set aside in the log before it is made, so that one that a kill took with it still
+counts. A leaf's ordinal is its place in the order of issue, so that a resumed session asks with the
+same number.
 """
 
 from __future__ import annotations
@@ -16,9 +18,10 @@ from typing import Any
 
 from holdfast.core import values
 from holdfast.core.errors import HoldfastError, ModelError
-from holdfast.core.facts import LeafCalled
+from holdfast.core.facts import BudgetReserved, LeafCalled
 from holdfast.core.messages import user
 from holdfast.core.payloads import slot
+from holdfast.core.state import leaf_reservation
 from holdfast.kernels.port import (
     Encoded,
     FileRead,
@@ -179,6 +182,10 @@ class Leaves:
             reply: ModelReply | None = None
             error: ModelError | None = None
             if excess is None:
+                aside = BudgetReserved(
+                    reservation=leaf_reservation(ordinal), usd=ceiling, tokens=sum(size)
+                )
+                await self.journal.append(lambda _: [aside])
                 try:
                     reply = await ask(self.model, request)
                 except asyncio.CancelledError:
