@@ -145,8 +145,9 @@ class Demo:
         lost = len(await store.read_events(self.session, types=[BudgetSettled.TYPE]))
         self._say(
             f"   {len(kept)} answers came from the log and were not asked for again; the other "
-            f"{len(leaves) - len(kept)} were asked now.\n   Of those, {lost} had been on their way: "
-            f"that nobody knows their cost is on record.\n   answer: {json.dumps(answer['value'])}"
+            f"{len(leaves) - len(kept)} were asked now.\n"
+            f"   {lost} of those had been on their way: the log says that their cost is unknown.\n"
+            f"   answer: {json.dumps(answer['value'])}"
         )
         self.found |= {
             "value": answer["value"],

@@ -81,7 +81,7 @@ class Batch(msgspec.Struct, frozen=True, gc=False):
     refs: dict[str, Slot]
     """All payloads that the events refer to, by id, manifests followed as far as bytes are here."""
     loose: frozenset[str] = frozenset()
-    """Payloads that came with the append although no event leads to them."""
+    """Payloads that came with the append, and what they lead to, although no event leads there."""
 
 
 def values_in(
@@ -162,11 +162,11 @@ def complete(drafted: Draft) -> Batch:
         return Batch(tuple(drafted.events), drafted.state, drafted.head, alone, alone)
     given, refs, parts = _payloads(slots)
     loose: frozenset[str] = frozenset()
-    if drafted.beside and given:
+    if drafted.beside:
         reached = [item.id for item in slots[drafted.beside :]]
         for payload_id in reached:  # which grows by what the manifests among them lead to
             reached += parts.pop(payload_id, ())
-        loose = frozenset(given.keys() - reached)
+        loose = frozenset(refs.keys() - reached)
     return Batch(tuple(drafted.events), drafted.state, drafted.head, given, refs, loose)
 
 

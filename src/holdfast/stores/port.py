@@ -428,7 +428,11 @@ class SessionStore(Protocol):
     async def gc(
         self, *, dry_run: bool = False, grace_seconds: float = GC_GRACE_SECONDS
     ) -> GcReport:
-        """Remove payloads that no session refers to and that are older than the grace."""
+        """Remove payloads that no session refers to and that are older than the grace.
+
+        A session's right to a payload that was put for it and never used ends in the same way,
+        whether or not others use the payload.
+        """
         ...
 
     async def import_log(self, copy: Copy) -> ImportOutcome:

@@ -169,12 +169,9 @@ class StoreMachine(RuleBasedStateMachine):
         fact = MessageAppended(message=number, role="user", content=item.bare())
         move = Move("refer", (fact,))
         refusal = model.referring(session, item.id)
-        if refusal is None or refusal:
+        if refusal:
             store = self._holder(place, known.lease)
-            attempt = store.append(known.lease, known.state.seq, move.facts)
-            done = self._ask(attempt, *(refusal or (HoldfastError,)), maybe=refusal is None)
-            if done is not None:
-                model.append(session, move, (), done.events[0].at)
+            self._ask(store.append(known.lease, known.state.seq, move.facts), *refusal)
         else:
             self._append(place, known.lease, known.state.seq, move)
 
@@ -337,7 +334,6 @@ class StoreMachine(RuleBasedStateMachine):
         self,
         attempt: Awaitable[T],
         *refusals: type[HoldfastError],
-        maybe: bool = False,
         quiet: bool = False,
     ) -> T | None:
         """Return the answer; None where it was refused as foretold."""
@@ -349,7 +345,7 @@ class StoreMachine(RuleBasedStateMachine):
             done = self.run(answer())
         except refusals:
             return None
-        assert maybe or not refusals, f"expected {refusals}, got {done!r}"
+        assert not refusals, f"expected {refusals}, got {done!r}"
         return True if quiet else done  # type: ignore[return-value]
 
     def _erasable(self, model: ModelStore, known: ModelSession) -> list[str]:

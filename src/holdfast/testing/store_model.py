@@ -51,8 +51,6 @@ class ModelSession:
     put: set[str] = field(default_factory=set)
     back: set[str] = field(default_factory=set)
     """Erased once, and handed over again since."""
-    doubtful: set[str] = field(default_factory=set)
-    """Put, not referred to, and swept over since: a store may have forgotten them or not."""
     erased: dict[str, dict[str, str]] = field(default_factory=dict)
     inbox: dict[str, InboxItem] = field(default_factory=dict)
     lease: Lease | None = None
@@ -140,13 +138,11 @@ class ModelStore:
         known.back |= batch.payloads.keys() & known.erased.keys()
         return batch
 
-    def referring(self, session_id: str, payload_id: str) -> tuple[Refusal, ...] | None:
-        """Return how a bare ref may be refused; empty if it must not be, None if it may be."""
+    def referring(self, session_id: str, payload_id: str) -> tuple[Refusal, ...]:
+        """Return how a bare ref may be refused; empty if it must not be."""
         known = self.sessions[session_id]
         if payload_id in self.used(known) | known.put:
             return ()
-        if payload_id in known.doubtful:
-            return None
         return (PayloadNotFound, InvalidRef) if payload_id in known.erased else (InvalidRef,)
 
     def put_inbox(self, session_id: str, draft: InboxDraft) -> InboxItem | Refusal:
@@ -183,7 +179,6 @@ class ModelStore:
         known.erased[payload_id] = mark
         known.put.discard(payload_id)
         known.back.discard(payload_id)
-        known.doubtful.discard(payload_id)
         return max(places, 1)
 
     def collect(self) -> set[tuple[str, str]]:
@@ -192,9 +187,7 @@ class ModelStore:
             (known.tenant, item) for known in self.sessions.values() for item in self.used(known)
         }
         for known in self.sessions.values():
-            loose = known.put - self.used(known)
-            known.put -= loose
-            known.doubtful |= {item for item in loose if (known.tenant, item) in used}
+            known.put &= self.used(known)
         return used
 
     def importing(self, session_id: str, copy: ModelSession) -> Refusal | str:

@@ -109,7 +109,6 @@ class Refs:
             self._erased.difference_update(batch.restores)
             self._opened.clear()  # one that was opened may lead to what counts again
         self._learn(slots_of_line(batch))
-        self._known.update(batch.restores)
 
     def _learn(self, slots: Iterable[Slot]) -> None:
         self._known |= closure(slots, self._read, self._erased, self._opened)
@@ -164,11 +163,11 @@ class Grants:
             return set()
         return {line for line in lines if _is_id(line)}
 
-    def drop(self, payload_id: str) -> None:
-        """Take an id out, durably; the caller holds the session's lock."""
+    def drop(self, dropped: Collection[str]) -> None:
+        """Take ids out, durably; the caller holds the session's lock."""
         ids = self.read()
-        if payload_id in ids:
-            rest = sorted(ids - {payload_id})
+        if not ids.isdisjoint(dropped):
+            rest = sorted(ids.difference(dropped))
             self._disk.replace(self._path, "".join(f"{item}\n" for item in rest).encode())
 
     def add(self, payload_id: str) -> None:

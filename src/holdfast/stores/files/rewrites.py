@@ -48,6 +48,8 @@ def erase(
                     return 0
                 raise rows.foreign_error(files.id, payload_id)
             at = now()
+            for part in files.used() - files.used(without=payload_id) - {payload_id}:
+                files.grants.add(part)  # of a manifest: the session's own until gc
             derived.remove(files)
             erased = {**header.erased, payload_id: (at, rule)}
             rewrite(
@@ -60,7 +62,7 @@ def erase(
                 # Afterwards: while it stands here the value counts as asked again, so that an
                 # erasure that got no further than the log can be repeated.
                 _erase_in_inbox(files, payload_id, at, rule)
-                files.grants.drop(payload_id)
+                files.grants.drop({payload_id})
             except (OSError, StoreFailed) as error:
                 raise OutcomeUnknown(
                     f"payload {payload_id!r} was erased from the log of session {files.id!r}, but "

@@ -43,7 +43,7 @@ from holdfast.stores.files.lease_file import (
 )
 from holdfast.stores.files.locks import locked
 from holdfast.stores.files.log_file import LogFile
-from holdfast.stores.files.refs import Grants, Refs
+from holdfast.stores.files.refs import Grants, Refs, closure, slots_of_line
 from holdfast.stores.files.tip import Tip
 from holdfast.stores.port import InboxItem, LeaseInfo, SessionInfo
 
@@ -268,6 +268,22 @@ class SessionFiles:
         """Return those of the wanted payload ids that the session's log does not refer to."""
         ids = set(wanted)
         return self.log.steady(lambda: self.refs.missing(ids, self.log.header()))
+
+    def used(self, without: str | None = None) -> set[str]:
+        """Return all payloads that log and inbox lead to, as if one of them were erased."""
+        slots = self.inbox.read().contents()
+        # An erasure takes contents out of the inbox: what is there came afterwards.
+        again = {content.id for content in slots if not content.inline}
+        for line in self.log.forward(0):
+            if line.batch is None:
+                raise self.log.damage(line.start)
+            slots.extend(slots_of_line(line.batch))
+            again.update(line.batch.restores)
+        erased = set(self.log.header().erased)
+        if without is not None:
+            erased.add(without)
+            again.discard(without)
+        return closure(slots, self._blob, erased - again)
 
     def payload(self, payload_id: str) -> bytes:
         """Return a payload that belongs to this session, its digest checked."""

@@ -11,14 +11,12 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
 
 from holdfast.blobs.disk import TEMPORARY
 from holdfast.blobs.port import BlobEntry
 from holdfast.core.errors import InvalidId, NotFound, SessionDeleted
 from holdfast.core.ids import check_id
 from holdfast.stores.files.lease_file import read_heartbeat
-from holdfast.stores.files.refs import closure, slots_of_line
 from holdfast.stores.files.rewrites import remove_folder
 from holdfast.stores.files.session_files import Place, SessionFiles
 from holdfast.stores.port import GC_GRACE_SECONDS, GcReport
@@ -59,17 +57,7 @@ def _mark_session(files: SessionFiles, marks: Marks) -> None:
     if marks.sizes.get(files.id) == sizes:
         return
     tenant = files.tenant()
-    slots = files.inbox.read().contents()
-    # An erasure takes contents out of the inbox: what is there came afterwards.
-    restored = {content.id for content in slots if not content.inline}
-    for line in files.log.forward(0):
-        if line.batch is None:
-            raise files.log.damage(line.start)
-        slots.extend(slots_of_line(line.batch))
-        restored.update(line.batch.restores)
-    read = partial(files.place.blobs.get, tenant)
-    found = closure(slots, read, files.log.header().erased.keys() - restored) | restored
-    marks.used[files.id] = {(tenant, payload_id) for payload_id in found}
+    marks.used[files.id] = {(tenant, payload_id) for payload_id in files.used()}
     marks.sizes[files.id] = sizes
 
 
@@ -77,31 +65,46 @@ def sweep(place: Place, open_session: OpenSession, dry_run: bool, grace: float) 
     """Remove payloads that no session refers to and that are older than the grace."""
     marks = Marks()
     mark(place, open_session, marks)
+    before = time.time() - grace
     if dry_run:
-        return _remove(place, marks, dry_run, grace)
+        return _report(place, marks, before)
     with place.sweeping():
         mark(place, open_session, marks)
-        report = _remove(place, marks, dry_run, grace)
+        _forget_unused(place, open_session, marks, before)
+        report = _report(place, marks, before, remove=True)
     # A write that is under way has a temporary file too, whatever grace was asked for.
     tidy(place, open_session, time.time() - max(grace, GC_GRACE_SECONDS))
     return report
 
 
-def _remove(place: Place, marks: Marks, dry_run: bool, grace: float) -> GcReport:
-    limit = time.time() - grace
+def _forget_unused(place: Place, open_session: OpenSession, marks: Marks, before: float) -> None:
+    """End the rights of sessions to what they do not use and was last put before a moment."""
+    young = {(e.tenant, e.id) for e in place.blobs.entries() if e.modified > before}
+    for session_id, used in marks.used.items():
+        with suppress(NotFound, SessionDeleted):
+            files = open_session(session_id)
+            tenant = files.tenant()
+            mine = ((tenant, payload_id) for payload_id in files.grants.read())
+            old = {key[1] for key in mine if key not in used and key not in young}
+            if old:
+                with files.writing():
+                    files.grants.drop(old)
+
+
+def _report(place: Place, marks: Marks, before: float, *, remove: bool = False) -> GcReport:
     used = set().union(*marks.used.values())
     orphans: list[BlobEntry] = []
     kept = 0
     for entry in place.blobs.entries():
-        if (entry.tenant, entry.id) not in used and entry.modified <= limit:
+        if (entry.tenant, entry.id) not in used and entry.modified <= before:
             orphans.append(entry)
         else:
             kept += 1
-    if not dry_run:
+    if remove:
         for entry in orphans:
             place.blobs.remove(entry.tenant, entry.id)
     ids = tuple(sorted(entry.id for entry in orphans))
-    return GcReport(len(orphans), sum(entry.size for entry in orphans), kept, dry_run, ids)
+    return GcReport(len(orphans), sum(entry.size for entry in orphans), kept, not remove, ids)
 
 
 def tidy(place: Place, open_session: OpenSession, limit: float) -> None:

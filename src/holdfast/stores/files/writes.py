@@ -221,7 +221,8 @@ def prove(
         inner = reach.follow(item, data)
         if foreign is not None and inner:
             foreign |= files.foreign(part.id for part in inner)
-    return tuple(sorted(erased.keys() & (seen | batch.refs.keys())))
+    # What no event leads to is only put again.
+    return tuple(sorted(erased.keys() & ((seen | batch.refs.keys()) - batch.loose)))
 
 
 def add_line(files: SessionFiles, path: Path, line: bytes, end: int) -> None:

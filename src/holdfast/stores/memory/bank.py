@@ -165,9 +165,16 @@ class MemoryBank:
                     reach.follow(item, kept.data)
         return found
 
-    def orphans(self, grace_seconds: float) -> dict[tuple[str, str], Payload]:
-        """Return the payloads, by tenant and id, that no session needs and that are old enough."""
-        before = self.clock() - grace_seconds
+    def forget_unused(self, before: float) -> None:
+        """End the rights of sessions to what they do not use and was last put before a moment."""
+        for log in self.logs.values():
+            for payload_id in log.refs - self.used(log):
+                kept = self.payloads.get((log.state.tenant, payload_id))
+                if kept is None or kept.put_at <= before:
+                    log.refs.discard(payload_id)
+
+    def orphans(self, before: float) -> dict[tuple[str, str], Payload]:
+        """Return the payloads, by tenant and id, that no session needs, put before a moment."""
         used = {(log.state.tenant, id) for log in self.logs.values() for id in self.used(log)}
         return {
             key: kept

@@ -342,9 +342,11 @@ class MemorySessionStore:
     ) -> GcReport:
         """Remove payloads that no session refers to."""
         with self._locked():
-            orphans = self.bank.orphans(checks.check_grace(grace_seconds))
+            before = self.bank.clock() - checks.check_grace(grace_seconds)
+            orphans = self.bank.orphans(before)
             kept = len(self.bank.payloads) - len(orphans)
             if not dry_run:
+                self.bank.forget_unused(before)
                 for tenant, payload_id in orphans:
                     self.bank.drop(tenant, payload_id)
         size = sum(len(orphan.data) for orphan in orphans.values())

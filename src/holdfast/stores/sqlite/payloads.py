@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from binascii import unhexlify
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import apsw
@@ -164,8 +164,28 @@ def prove(
 
     Return those that come with the append and that a manifest stored before leads to.
     """
+    bare = [item for item in batch.refs.values() if item.id not in batch.payloads]
     brought: set[str] = set()
-    reach = Reach(item for item in batch.refs.values() if item.id not in batch.payloads)
+    for used in (True, False):
+        roots = [item for item in bare if (item.id in batch.loose) is not used]
+        met = _prove(cursor, blobs, row, batch, source, before, roots, used=used)
+        brought |= met if used else set()
+    return brought
+
+
+def _prove(
+    cursor: apsw.Cursor,
+    blobs: BlobStore,
+    row: SessionRow,
+    batch: Batch,
+    source: SessionRow | None,
+    before: State,
+    roots: Sequence[Slot],
+    *,
+    used: bool,
+) -> set[str]:
+    brought: set[str] = set()
+    reach = Reach(roots)
     for item in reach:
         if item.erased is not None:
             continue
@@ -179,8 +199,8 @@ def prove(
         if found.in_file and not blobs.has(row.tenant, item.id):
             raise rows.missing_error(row.id, item.id)
         check_size(item, found.size)
-        if not found.used:
-            _refer(cursor, found.key, row.key, used=True)
+        if found.used is None or found.used < used:
+            _refer(cursor, found.key, row.key, used=used)
         elif is_proven(before, item):
             continue
         if item.encoding == "manifest":

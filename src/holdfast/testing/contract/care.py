@@ -245,6 +245,60 @@ class EraseContract(ContractPlace):
             assert await store.get_payload("s-1", part.id) == part.data
         assert (await verify(store, "s-1")).problems == ()
 
+    async def test_what_a_manifest_brought_back_stays_where_it_was_said_since(
+        self, place: Place, store: SessionStore
+    ) -> None:
+        driver = await drive(store)
+        names = manifest({"x": to_record(BIG)}, "vars")
+        await driver.say(BIG)
+        await store.erase("s-1", BIG.id, "asked")
+        await driver.append(facts.VarsCheckpointed(vars=names), payloads=[BIG])
+        await driver.say(BIG.bare())
+        await store.erase("s-1", names.id, "asked")
+        for handle in (store, await place.open()):
+            assert await handle.get_payload("s-1", BIG.id) == BIG.data
+        assert (await store.gc(grace_seconds=0)).payloads == 0
+        assert await store.get_payload("s-1", BIG.id) == BIG.data
+        await driver.say(BIG.bare())
+        assert (await verify(store, "s-1")).ok
+
+    async def test_what_a_manifest_brought_back_goes_with_it(
+        self, place: Place, store: SessionStore
+    ) -> None:
+        driver = await drive(store)
+        inner = manifest({"x": to_record(BIG), "pad": "-" * 600}, "vars")
+        outer = manifest({"i": to_record(inner)}, "vars")
+        for _ in range(2):
+            await driver.append(facts.VarsCheckpointed(vars=outer), payloads=[inner, BIG])
+            await store.erase("s-1", inner.id, "asked")
+        await driver.append(facts.VarsCheckpointed(vars=outer), payloads=[inner, BIG])
+        await store.erase("s-1", outer.id, "asked")
+        store = await place.reopen(store)
+        assert (await store.gc(grace_seconds=0)).ids == tuple(sorted([BIG.id, inner.id]))
+        with pytest.raises((InvalidRef, PayloadNotFound)):
+            await store.get_payload("s-1", BIG.id)
+
+    async def test_parts_of_an_erased_manifest_are_the_sessions_own_until_gc(
+        self, place: Place, store: SessionStore
+    ) -> None:
+        driver = await drive(store)
+        part, gone = slot("p" * 3000, "message"), slot("g" * 3000, "message")
+        inner = manifest({"x": to_record(part), "y": to_record(gone)}, "vars")
+        outer = manifest({"i": to_record(inner)}, "vars")
+        parts = [part, gone, inner]
+        await driver.append(facts.VarsCheckpointed(vars=outer), payloads=parts)
+        await store.erase("s-1", outer.id, "asked")
+        assert await store.get_payload("s-1", part.id) == part.data
+        await store.erase("s-1", gone.id, "asked")
+        with pytest.raises(PayloadNotFound):
+            await store.get_payload("s-1", gone.id)
+        store = await place.reopen(store)
+        driver = replace(driver, store=store, lease=await store.acquire("s-1"))
+        await driver.say(part.bare())
+        await store.gc(grace_seconds=0)
+        assert await store.get_payload("s-1", part.id) == part.data
+        assert (await verify(store, "s-1")).problems == ()
+
     @pytest.mark.parametrize("item", [TINY, BIG], ids=lambda i: str(i.size))
     async def test_a_value_that_stands_only_in_the_inbox_can_be_erased(
         self, place: Place, store: SessionStore, item: Slot
@@ -313,6 +367,22 @@ class EraseContract(ContractPlace):
         assert (await store.gc(grace_seconds=0)).payloads == 0
         assert (await verify(store, "s-1")).ok
 
+    @pytest.mark.parametrize("erased", [False, True])
+    async def test_what_only_a_payload_leads_to_that_nothing_leads_to_is_collected(
+        self, store: SessionStore, erased: bool
+    ) -> None:
+        driver = await drive(store)
+        part = slot("p" * 3000, "message")
+        names = manifest({"part": to_record(part)}, "vars")
+        if erased:  # and put again, which is not to say it again
+            await driver.say(part)
+            await store.erase("s-1", part.id, "asked")
+        await driver.append(driver.message("hi"), payloads=[part])
+        await driver.append(driver.message("ho"), payloads=[names])
+        assert await store.get_payload("s-1", part.id) == part.data
+        assert (await store.gc(grace_seconds=0)).ids == tuple(sorted([part.id, names.id]))
+        assert (await verify(store, "s-1")).ok
+
     async def test_what_is_not_there_cannot_be_erased(self, store: SessionStore) -> None:
         await drive(store)
         with pytest.raises(InvalidRef):
@@ -364,6 +434,31 @@ class GcContract(ContractPlace):
             await driver.say(item.bare())
             await store.gc(grace_seconds=0)
             assert await store.get_payload("s-1", item.id) == item.data
+        assert (await verify(store, "s-1")).ok
+
+    @pytest.mark.parametrize("item", [BIG, HUGE], ids=lambda i: str(i.size))
+    @pytest.mark.parametrize("said", ["before", "after"])
+    async def test_a_right_to_what_was_put_and_never_used_ends_whoever_else_uses_it(
+        self, place: Place, store: SessionStore, item: Slot, said: str
+    ) -> None:
+        driver, other = await drive(store), await drive(store, "s-2")
+        await store.put_payload("s-1", item)
+        if said == "before":
+            await other.say(item)
+        await store.gc(dry_run=True, grace_seconds=0)
+        await store.gc(grace_seconds=3600)
+        assert await store.get_payload("s-1", item.id) == item.data
+        await store.gc(grace_seconds=0)
+        if said == "after":
+            await other.say(item)
+        for handle in (store, await place.open()):
+            with pytest.raises(InvalidRef, match=item.id):
+                await handle.get_payload("s-1", item.id)
+        with pytest.raises(InvalidRef, match=item.id):
+            await driver.say(item.bare())
+        assert await store.get_payload("s-2", item.id) == item.data
+        await store.put_payload("s-1", item)
+        await driver.say(item.bare())
         assert (await verify(store, "s-1")).ok
 
     async def test_putting_an_old_orphan_again_makes_it_young(self, store: SessionStore) -> None:
