@@ -11,6 +11,7 @@ import asyncio
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -140,12 +141,14 @@ class FilesSessionStore:
         """Append one atomic batch."""
         checks.check_lease(lease)
         facts, edges, consumes, given = checks.several(facts, edges, consumes, payloads)
+        if adopt_from is not None:
+            check_id(adopt_from)
+        source = partial(self._source, adopt_from)
+        request = writes.Request(
+            lease, after_seq, facts, head, edges, consumes, given, source, release
+        )
 
         def work(files: SessionFiles) -> Appended:
-            source = self._source(adopt_from)
-            request = writes.Request(
-                lease, after_seq, facts, head, edges, consumes, given, source, release
-            )
             done = writes.append(files, request)
             if done.inbox is not None:
                 self._forget(lease)

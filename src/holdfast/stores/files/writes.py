@@ -45,7 +45,7 @@ class Request:
     edges: Sequence[EdgeDraft]
     consumes: Sequence[str]
     payloads: tuple[Slot, ...]
-    source: SessionFiles | None
+    find_source: Callable[[], SessionFiles | None]
     release: bool
 
     def refers(self) -> bool:
@@ -310,8 +310,9 @@ def _check(files: SessionFiles, tip: Tip, request: Request) -> tuple[Batch, tupl
         edges=request.edges,
         payloads=request.payloads,
     )
+    source = request.find_source()
     _check_consumes(files, tip, request.consumes)
-    return batch, prove(files, tip.state, batch, request.source)
+    return batch, prove(files, tip.state, batch, source)
 
 
 def _check_consumes(files: SessionFiles, tip: Tip, keys: Sequence[str]) -> None:
