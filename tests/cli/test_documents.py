@@ -161,7 +161,11 @@ def test_care_of_the_store(work, tmp_path):
     assert erased["places"] == 1
     proof = other.json("verify", "a")["sessions"][0]
     assert (proof["erased"], proof["expired"]) == (1, 0)
-    assert other.run("delete", "b").returncode == 130  # nobody there to say yes
+    nobody = other.run("delete", "b")
+    assert nobody.returncode == 2
+    assert "--yes" in nobody.stderr
+    declined = other.run("delete", "b", input="n\n")
+    assert (declined.returncode, "b was not deleted" in declined.stderr) == (1, True)
     check(other.json("delete", "b", "--yes"), "delete")
     assert other.json("show", "b", code=1)["error"]["code"] == "session_deleted"
 
@@ -171,13 +175,20 @@ def test_setting_up(work):
     check(doctor, "doctor")
     assert doctor["store"]["sessions"] == 2
     (work.place / ".holdfast").mkdir()
-    (work.place / ".holdfast" / "config.toml").write_text("max_steps = 7\nmax_turns = 3\n")
+    file = work.place / ".holdfast" / "config.toml"
+    assert work.json("config")["config_file"] is None
+    file.mkdir()
+    unreadable = work.run("config")
+    assert (unreadable.returncode, str(file) in unreadable.stderr) == (2, True)
+    file.rmdir()
+    file.write_text("max_steps = 7\nmax_turns = 3\n")
     work.environment["HOLDFAST_MAX_TURNS"] = "4"
     config = work.json("config")
     del work.environment["HOLDFAST_MAX_TURNS"]
     check(config, "config")
     for setting in config["settings"].values():
         check(setting, "setting")
+    assert config["config_file"] == str(file)
     assert config["settings"]["max_steps"] == {"value": 7, "origin": "config.toml"}
     assert config["settings"]["max_turns"] == {"value": 4, "origin": "environment"}
     assert config["settings"]["kernel"] == {"value": "auto", "origin": "default"}

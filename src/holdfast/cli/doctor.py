@@ -154,8 +154,9 @@ def config_command(call: Call) -> None:
         name: {"value": value, "origin": resolved.origins[name]}
         for name, value in resolved.settings.to_record().items()
     }
+    file = None if folder is None else folder / CONFIG_FILE
     document = {
-        "config_file": None if folder is None else str(folder / CONFIG_FILE),
+        "config_file": str(file) if file is not None and file.exists() else None,
         "store": {"value": url, "origin": origin},
         "settings": settings,
     }

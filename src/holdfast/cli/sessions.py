@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 
 import click
 
@@ -125,6 +126,15 @@ def fork_command(call: Call, session: str, head: str | None, session_id: str | N
     asyncio.run(work())
 
 
+def _agreed(question: str) -> bool:
+    try:
+        return click.confirm(question, err=True)
+    except click.Abort:
+        if sys.stdin.isatty():
+            raise
+        raise click.UsageError("nobody is there to be asked; pass --yes") from None
+
+
 @command("delete")
 @session_argument
 @click.option("--yes", is_flag=True, help="Do not ask.")
@@ -133,8 +143,8 @@ def delete_command(call: Call, session: str, yes: bool) -> None:
 
     async def work(store: SessionStore) -> SessionInfo:
         info = await find_session(store, session)
-        if not yes and not click.confirm(f"Delete {info.id} ({info.name}) for good?", err=True):
-            raise click.Abort
+        if not yes and not _agreed(f"Delete {info.id} ({info.name}) for good?"):
+            raise click.ClickException(f"{info.id} was not deleted")
         await store.delete(info.id)
         return info
 

@@ -162,6 +162,11 @@ def _config(folder: Path | None) -> dict[str, Any]:
         return {}
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InvalidSettings(f"{str(path)!r} is not readable as TOML: {error}") from error
+    except OSError as error:
+        raise InvalidSettings(
+            f"{str(path)!r} cannot be read: {error.strerror}; let it be a file that this user may "
+            "read, or take it away"
+        ) from error
 
 
 def _environment(environment: Mapping[str, str]) -> dict[str, str]:
