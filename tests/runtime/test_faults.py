@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 
 import holdfast
-from holdfast.core.errors import KernelDied, StoreFailed
+from holdfast.core.errors import KernelDied, ModelError, StoreFailed
 from holdfast.core.messages import Text, assistant, user
 from holdfast.kernels.cpython import CpythonSession
 from holdfast.kernels.surfaces import Surface, SurfaceFunction
 from holdfast.models.asking import checked
-from holdfast.models.errors import KINDS, MalformedReply, ModelTimeout, ProviderError
+from holdfast.models.errors import KINDS, MalformedReply, ModelTimeout, ProviderError, RateLimited
 from holdfast.models.port import Attempt, ModelReply, ModelRequest, Usage
 from holdfast.models.scripted import ScriptedModel
 from holdfast.stores.memory.store import MemorySessionStore
@@ -180,6 +180,8 @@ class OwnModel:
         answer = self._answers[request.purpose]
         if answer == "hang":
             await asyncio.Event().wait()
+        if isinstance(answer, Exception):
+            raise answer
         return answer
 
     async def close(self) -> None:
@@ -233,6 +235,39 @@ async def test_a_reply_that_is_none_fails_the_leaf_at_its_ceiling(lab: Lab, what
         assert isinstance(result, holdfast.Final)
         assert named in result.value[0]["error"]
         assert (await session.state()).spend.usd == "0.25"
+
+
+class OddCode(ModelError):
+    code = 5  # type: ignore[assignment]
+
+
+class Wordless(ModelError):
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+ODD_ERRORS: dict[str, tuple[ModelError, str]] = {
+    "attempts that are no list": (RateLimited("slow down"), "rate_limited: slow down"),
+    "attempts of another kind": (RateLimited("slow down"), "rate_limited: slow down"),
+    "a code that is no text": (OddCode("why"), "model_error: OddCode: why"),
+    "no words": (Wordless("x"), "model_error: Wordless: (it does not say why)"),
+}
+ODD_ERRORS["attempts that are no list"][0].attempts = 7  # type: ignore[attr-defined]
+ODD_ERRORS["attempts of another kind"][0].attempts = (1,)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("what", ODD_ERRORS)
+async def test_an_odd_error_of_a_model_fails_its_call_like_any_other(lab: Lab, what: str) -> None:
+    error, told = ODD_ERRORS[what]
+    async with await holdfast.open(lab.store, model=OwnModel(error)) as runtime:
+        result = await (await runtime.start()).send("x")
+        assert isinstance(result, holdfast.Failed)
+        assert f"{result.code}: {result.error}" == told
+    leaf = OwnModel(reply("FINAL(map_lm(['a']))", cost_usd="0"), leaf=error)
+    async with await holdfast.open(lab.store, model=leaf) as runtime:
+        result = await (await runtime.start()).send("x")
+        assert isinstance(result, holdfast.Final)
+        assert result.value[0]["error"] == told
 
 
 @pytest.mark.parametrize("purpose", ["step", "leaf"])

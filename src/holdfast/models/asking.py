@@ -35,8 +35,9 @@ async def ask(
     try:
         async with asyncio.timeout(request.deadline_seconds + GRACE_SECONDS) as clock:
             reply = await model.request(request, on_delta=on_delta)
-    except ModelError:
-        raise
+    except ModelError as error:
+        proper = _proper(error)
+        raise proper from (None if proper is error else error)
     except asyncio.CancelledError as error:
         task = asyncio.current_task()
         if task is None or task.cancelling():
@@ -64,6 +65,21 @@ def ceiling_of(model: Model, input_tokens: int, output_tokens: int) -> str | Non
     return None if said is None else str(said)
 
 
+def _proper(error: ModelError) -> ModelError:
+    """Return a model's own error as it can be stored: without attempts that are none."""
+    try:
+        str(error)
+        said = is_text(error.code)
+    except Exception:
+        said = False
+    proper = error if said else _failure(error)
+    attempts: Any = getattr(error, "attempts", ())
+    if not _are_attempts(attempts):
+        logger.warning("a model's error has the attempts %s, which are none", ascii(attempts)[:200])
+        proper.attempts = ()  # type: ignore[attr-defined]
+    return proper
+
+
 def _failure(error: BaseException) -> ModelError:
     try:
         told = str(error)
@@ -77,11 +93,9 @@ def checked(reply: Any) -> ModelReply:
     if not isinstance(reply, ModelReply):
         raise MalformedReply(f"the model returned a {type(reply).__name__}, not a ModelReply")
     attempts = reply.attempts
-    if not isinstance(attempts, tuple) or not all(isinstance(one, Attempt) for one in attempts):
-        raise MalformedReply(f"the reply's attempts are {attempts!r}, not a tuple of Attempt")
-    odd = next((one for one in attempts if not _is_attempt(one)), None)
-    if odd is not None:
-        raise MalformedReply(f"the reply has the attempt {ascii(odd)[:200]}, which is none")
+    if not _are_attempts(attempts):
+        told = ascii(attempts)[:200]
+        raise MalformedReply(f"the reply's attempts are {told}, not a tuple of Attempt")
     wrong = _wrong(reply)
     if wrong is not None:
         raise MalformedReply(f"the reply's {wrong}", attempts=attempts)
@@ -113,7 +127,13 @@ def _wrong(reply: ModelReply) -> str | None:
     return None
 
 
-def _is_attempt(one: Attempt) -> bool:
+def _are_attempts(attempts: Any) -> bool:
+    return isinstance(attempts, tuple) and all(map(_is_attempt, attempts))
+
+
+def _is_attempt(one: Any) -> bool:
+    if not isinstance(one, Attempt):
+        return False
     texts: list[Any] = [one.error, one.message]
     return (
         is_text(one.started_at)
