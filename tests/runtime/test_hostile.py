@@ -292,6 +292,7 @@ async def test_things_of_the_wrong_kind_are_refused_by_name(lab: Lab, tmp_path, 
         lambda: runtime.start(labels=wrong),
         lambda: runtime.start(capability=wrong),
         lambda: session.send("x", inputs=wrong),
+        lambda: runtime.value(session.id, wrong),
     ]
     if not isinstance(wrong, str):
         attempts += [lambda: holdfast.open(wrong), lambda: runtime.start(agent=wrong)]

@@ -9,8 +9,9 @@ import time
 import pytest
 
 import holdfast
-from holdfast.core.errors import Refused
+from holdfast.core.errors import InvalidInput, Refused
 from holdfast.models.scripted import ScriptedModel
+from holdfast.runtime.sync import PAGES
 
 from .conftest import cell, replies
 
@@ -25,6 +26,11 @@ def test_a_script_can_run_resume_fork_and_read(tmp_path) -> None:
         assert runtime.resume(session) is None
         assert [info.id for info in runtime.sessions().sessions] == [fork, session]
         assert len(runtime.read("messages", session)) == 3
+        for page in PAGES:
+            runtime.read(page, session)
+        for other in ("message", "stop", "close", None):
+            with pytest.raises(InvalidInput, match="messages, turns"):
+                runtime.read(other, session)
         seen = []
         for item in runtime.follow(session):
             seen.append(item.type)

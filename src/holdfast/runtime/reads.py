@@ -15,7 +15,7 @@ from holdfast.core import facts
 from holdfast.core.events import Event
 from holdfast.core.facts import Fact
 from holdfast.core.messages import Message
-from holdfast.core.payloads import Slot
+from holdfast.core.payloads import Slot, check_slot
 from holdfast.runtime.journal import hydrate
 from holdfast.runtime.transcript import read_message
 from holdfast.stores.port import SessionStore
@@ -164,6 +164,7 @@ class Reads:
 
     async def value(self, session_id: str, item: Slot) -> Any:
         """Return the value of a slot."""
+        check_slot(item)
         return (await hydrate(self._store, session_id, item)).value()
 
     async def payload(self, session_id: str, payload_id: str) -> bytes:

@@ -14,7 +14,7 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any, TypeVar
 
-from holdfast.core.errors import Refused
+from holdfast.core.errors import InvalidInput, Refused
 from holdfast.core.messages import Message
 from holdfast.core.state import State
 from holdfast.runtime.results import TurnResult
@@ -23,6 +23,8 @@ from holdfast.stores.port import SessionFilter, SessionPage
 
 _T = TypeVar("_T")
 
+PAGES = ("messages", "turns", "steps", "evals", "leaves", "calls", "heads", "edges")
+"""What `read` shows."""
 LINGER_SECONDS = 0.1
 """How long what other threads wait for may take to end by itself once the runtime is closed."""
 
@@ -94,6 +96,8 @@ class SyncRuntime:
 
     def read(self, what: str, session_id: str, **options: Any) -> Any:
         """Return a page of history: messages, turns, steps, evals, leaves, calls, heads, edges."""
+        if what not in PAGES:
+            raise InvalidInput(f"{ascii(what)[:80]} is no page of history; use {', '.join(PAGES)}")
         return self._wait(getattr(self.runtime, what)(session_id, **options))
 
     def follow(self, session_id: str, *, after: int = 0) -> Iterator[Any]:
