@@ -165,11 +165,10 @@ def prove(
     Return those that come with the append and that a manifest stored before leads to.
     """
     bare = [item for item in batch.refs.values() if item.id not in batch.payloads]
-    brought: set[str] = set()
-    for used in (True, False):
-        roots = [item for item in bare if (item.id in batch.loose) is not used]
-        met = _prove(cursor, blobs, row, batch, source, before, roots, used=used)
-        brought |= met if used else set()
+    used = [item for item in bare if item.id not in batch.loose]
+    loose = [item for item in bare if item.id in batch.loose]
+    brought = _prove(cursor, blobs, row, batch, source, before, used, used=True)
+    _prove(cursor, blobs, row, batch, source, before, loose, used=False)
     return brought
 
 
