@@ -12,7 +12,7 @@ from holdfast.core import facts
 from holdfast.core.fold import fold
 from holdfast.core.log import extend
 from holdfast.core.payloads import slot
-from holdfast.core.state import State, empty
+from holdfast.core.state import Reserved, Spend, State, broken_off_spend, empty
 from holdfast.testing.histories import finish_turn, start_turn
 
 
@@ -122,6 +122,22 @@ def test_unknown_cost_is_counted_as_unknown_and_not_as_zero():
     )
     assert (state.spend.usd, state.spend.unknown_usd) == ("0.30", 1)
     assert (state.spend.tokens, state.spend.unknown_tokens) == (11, 2)
+
+
+def test_what_was_set_aside_and_lost_counts_once_at_its_ceiling():
+    lost = facts.BudgetSettled(reservation="leaf:0", usd="0.05", tokens=9, unknown=True)
+    aside = facts.BudgetReserved(reservation="leaf:0", usd="0.05", tokens=9)
+    state = play(begin().state, facts.TurnStarted(turn=1), lost)
+    assert (state.spend, state.reserved) == (Spend(), {})
+    state = play(state, aside)
+    assert state.reserved == {"leaf:0": Reserved("0.05", 9)}
+    assert broken_off_spend(state)[1] is None
+    state = play(state, lost, lost)
+    assert (state.spend.usd, state.spend.tokens, state.reserved) == ("0.05", 9, {})
+    assert (state.spend.unknown_usd, state.spend.unknown_tokens) == (1, 1)
+    unbounded = facts.BudgetReserved(reservation="leaf:0")
+    state = play(state, unbounded, facts.BudgetSettled(reservation="leaf:0", unknown=True))
+    assert (state.spend.unbounded_usd, state.spend.unbounded_tokens) == (1, 1)
 
 
 def test_revivals_count_up_until_there_is_an_outcome():

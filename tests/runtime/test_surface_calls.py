@@ -45,6 +45,23 @@ async def test_a_call_is_in_the_ledger_before_and_after(lab: Lab) -> None:
     assert (await verify(lab.store, session.id)).ok
 
 
+@pytest.mark.parametrize(("effect", "outcome"), [("once", "unknown"), ("idempotent", "cancelled")])
+async def test_a_call_in_flight_when_the_turn_runs_out_of_time_has_its_outcome(
+    lab: Lab, effect: str, outcome: str
+) -> None:
+    async def post() -> None:
+        await asyncio.Event().wait()
+
+    code = "import desk\ndesk.post()"
+    agents = [agent(post=(post, effect))]
+    runtime = await lab.open(replies(cell(code)), agents=agents, turn_seconds=1)
+    session = await runtime.start()
+    assert isinstance(await session.send("x"), holdfast.TimedOut)
+    (call,) = await runtime.calls(session.id)
+    assert call.resolved.outcome == outcome
+    assert (await session.state()).calls == {}
+
+
 async def test_an_error_of_the_function_reaches_the_code(lab: Lab) -> None:
     def post() -> None:
         raise ValueError("no paper")
