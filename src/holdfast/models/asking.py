@@ -66,18 +66,22 @@ def ceiling_of(model: Model, input_tokens: int, output_tokens: int) -> str | Non
 
 
 def _proper(error: ModelError) -> ModelError:
-    """Return a model's own error as it can be stored: without attempts that are none."""
+    """Return a model's own error, or one in its place that has a code and words."""
     try:
         str(error)
         said = is_text(error.code)
     except Exception:
         said = False
-    proper = error if said else _failure(error)
+    return error if said else _failure(error)
+
+
+def attempts_of(error: ModelError) -> tuple[Attempt, ...]:
+    """Return the attempts that an error tells of; none where what it tells are none."""
     attempts: Any = getattr(error, "attempts", ())
-    if not _are_attempts(attempts):
-        logger.warning("a model's error has the attempts %s, which are none", ascii(attempts)[:200])
-        proper.attempts = ()  # type: ignore[attr-defined]
-    return proper
+    if _are_attempts(attempts):
+        return tuple(attempts)
+    logger.warning("a model's error has the attempts %s, which are none", ascii(attempts)[:200])
+    return ()
 
 
 def _failure(error: BaseException) -> ModelError:

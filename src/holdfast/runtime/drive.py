@@ -33,7 +33,7 @@ from holdfast.core.payloads import Slot, slot
 from holdfast.core.state import OpenTurn, State
 from holdfast.kernels.port import KernelSession
 from holdfast.kernels.surfaces import Surface, transient_text
-from holdfast.models.asking import ask, ceiling_of
+from holdfast.models.asking import ask, attempts_of, ceiling_of
 from holdfast.models.errors import ModelTimeout
 from holdfast.models.port import Delta, Model, ModelReply, ModelRequest
 from holdfast.runtime import governor
@@ -329,7 +329,7 @@ class Drive:
     async def _model_failed(self, error: ModelError) -> TurnResult:
         turn = self.state.turn
         assert turn is not None
-        attempts = [attempt.to_record() for attempt in getattr(error, "attempts", ())]
+        attempts = [attempt.to_record() for attempt in attempts_of(error)]
         cost_usd, usage = self._broken_off(error.code, len(attempts))
         step = StepPut(
             step=turn.step,

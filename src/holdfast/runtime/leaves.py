@@ -30,7 +30,7 @@ from holdfast.kernels.port import (
     HostFunction,
     RecordedCall,
 )
-from holdfast.models.asking import ask, ceiling_of
+from holdfast.models.asking import ask, attempts_of, ceiling_of
 from holdfast.models.port import Model, ModelReply, ModelRequest
 from holdfast.runtime import governor
 from holdfast.runtime.gate import LeafGate
@@ -214,7 +214,7 @@ class Leaves:
     ) -> tuple[str, LeafCalled]:
         prompt, system = request.prompt, request.system
         asked = {"prompt": prompt, "system": system} if system else {"prompt": prompt}
-        attempts = reply.attempts if reply else getattr(error, "attempts", ())
+        attempts = reply.attempts if reply else attempts_of(error) if error else ()
         failure = None
         cost_usd, usage = (reply.cost_usd, reply.usage.to_record()) if reply else (None, None)
         if excess is not None:

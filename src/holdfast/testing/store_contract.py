@@ -13,7 +13,8 @@ from __future__ import annotations
 
 from holdfast.testing.contract.appends import AppendContract
 from holdfast.testing.contract.asking import InboxContract, LeaseContract
-from holdfast.testing.contract.care import DeleteContract, EraseContract, GcContract
+from holdfast.testing.contract.care import DeleteContract, EraseContract
+from holdfast.testing.contract.collecting import GcContract
 from holdfast.testing.contract.copies import CopyContract
 from holdfast.testing.contract.hostile import HOSTILE_IDS, HostileContract
 from holdfast.testing.contract.live import LiveContract

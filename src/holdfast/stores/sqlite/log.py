@@ -7,6 +7,7 @@ It may run again after a rollback, so it keeps nothing but states, which are che
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import apsw
@@ -128,7 +129,9 @@ class Log:
     ) -> None:
         loose = batch.loose
         if len(batch.refs) > len(batch.payloads):
-            loose -= payloads.prove(cursor, self._blobs, row, batch, source, before)
+            prove = partial(payloads.prove, cursor, self._blobs, row, batch, source, before)
+            loose -= prove(used=True)
+            prove(used=False)
         if batch.payloads:
             given = batch.payloads.values()
             payloads.keep(cursor, self._blobs, row, given, used=True, loose=loose)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from binascii import unhexlify
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import apsw
@@ -159,32 +159,17 @@ def prove(
     batch: Batch,
     source: SessionRow | None,
     before: State,
-) -> set[str]:
-    """Check that every payload referred to without bytes is here and may be referred to.
-
-    Return those that come with the append and that a manifest stored before leads to.
-    """
-    bare = [item for item in batch.refs.values() if item.id not in batch.payloads]
-    used = [item for item in bare if item.id not in batch.loose]
-    loose = [item for item in bare if item.id in batch.loose]
-    brought = _prove(cursor, blobs, row, batch, source, before, used, used=True)
-    _prove(cursor, blobs, row, batch, source, before, loose, used=False)
-    return brought
-
-
-def _prove(
-    cursor: apsw.Cursor,
-    blobs: BlobStore,
-    row: SessionRow,
-    batch: Batch,
-    source: SessionRow | None,
-    before: State,
-    roots: Sequence[Slot],
     *,
     used: bool,
 ) -> set[str]:
+    """Check that payloads referred to without bytes are here and may be referred to.
+
+    Those that are `used` are the ones that events lead to, the others those that are loose. Return
+    what comes with the append and a manifest stored before leads to.
+    """
     brought: set[str] = set()
-    reach = Reach(roots)
+    bare = (item for item in batch.refs.values() if item.id not in batch.payloads)
+    reach = Reach(item for item in bare if (item.id in batch.loose) is not used)
     for item in reach:
         if item.erased is not None:
             continue
