@@ -112,7 +112,7 @@ def test_an_append_of_nothing_is_refused():
 
 @pytest.mark.parametrize("thing", ["text", None, {"type": "turn.started"}, facts.Fact()])
 def test_what_is_no_fact_is_refused_by_name(thing):
-    with pytest.raises(InvalidInput, match=f"{type(thing).__name__} is no fact"):
+    with pytest.raises(InvalidInput, match=f"{type(thing).__name__} is not a fact type"):
         extend(begin().state, [thing], at=AT)
 
 

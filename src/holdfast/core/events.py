@@ -19,7 +19,7 @@ import msgspec
 
 from holdfast.core.errors import Corruption, InvalidInput, InvalidRecord
 from holdfast.core.facts import Fact
-from holdfast.core.forms import FACTS, FORMS, fact_from_data, forms_with_reasons
+from holdfast.core.forms import FACTS, fact_from_data, forms
 from holdfast.core.payloads import Slot, digest_form
 from holdfast.core.records import DATA_DEPTH, Record, canonical, encode, explain, fits, parse
 from holdfast.core.values import MAX_INTEGER
@@ -118,15 +118,11 @@ def stamp(
     previous: str, session: str, seq: int, at: str, fact: Fact, slots: list[Slot] | None = None
 ) -> Event:
     """Return the event that a fact becomes at its place in the log; add its slots to `slots`."""
-    covered, stored, found = FORMS[type(fact)](fact)
+    covered, stored, found = forms(fact)
     if slots is not None:
         slots += found
     kind, version = fact.TYPE, fact.VERSION
-    try:
-        digest = _chain(previous, seq, kind, version, at, covered)
-    except TypeError as error:
-        forms_with_reasons(fact)  # which says what in it cannot be written
-        raise InvalidRecord(f"{kind} cannot be written: {error}") from error
+    digest = _chain(previous, seq, kind, version, at, covered)
     return Event(session, seq, kind, version, at, stored, digest)
 
 

@@ -9,17 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import MISSING, fields
 from functools import reduce
-from itertools import compress
-from operator import attrgetter, ne, or_
+from operator import attrgetter, or_
 from types import UnionType
 from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 
 from holdfast.core import facts, run_facts
-from holdfast.core.errors import InvalidRecord, InvalidRef
+from holdfast.core.errors import InvalidRecord
 from holdfast.core.facts import Fact
-from holdfast.core.payloads import INLINE_BYTES, Slot, check_slot, from_record, to_record
+from holdfast.core.payloads import Slot, check_slot, from_record, to_record
 from holdfast.core.records import FIELD_DEPTH, Record, explain, fits
 from holdfast.core.values import MAX_INTEGER
 
@@ -36,51 +35,41 @@ Forms = tuple[Record, Record, list[Slot]]
 def forms(fact: Fact) -> Forms:
     """Return a fact's data as its digest covers it and as it is stored, and the slots in it.
 
-    Defaults are left out, and slots are records.
-    """
-    return FORMS[type(fact)](fact)
-
-
-def forms_with_reasons(fact: Fact) -> Forms:
-    """Return the same by looking at each field, and say what is wrong with a fact that has none.
-
-    Every fact type has a function of its own made for it, which turns to this one in doubt.
+    Defaults are left out, and slots are records. Raise InvalidInput naming what cannot be stored.
     """
     plan = _plan(type(fact))
-    values = plan.read(fact)
-    present = map(ne, values, plan.defaults)
-    covered: Record = dict(compress(zip(plan.plain, values, strict=True), present))
+    plain = zip(plan.plain, plan.read(fact), plan.defaults, strict=True)
+    covered: Record = {name: value for name, value, default in plain if value != default}
     _check_plain(fact, plan, covered)
-    apart: Record = {}
+    expanded: Record = {}  # the slots whose stored form says more than their ref
     slots: list[Slot] = []
     for name, shape in plan.slots:
         value = getattr(fact, name)
-        if value is None and name not in plan.required:
-            continue
-        if shape is _SLOT:
-            if type(value) is not Slot:
-                raise _no_slot(fact, name, value)
-            check_slot(value)
+        if shape is _SLOT and (value is not None or name in plan.required):
+            _check_slot(fact, name, value)
             covered[name] = value.ref()
             slots.append(value)
             if value.inline or value.erased is not None:
-                apart[name] = to_record(value)
-        elif value:
-            if type(value) is not dict or any(type(item) is not Slot for item in value.values()):
-                raise _no_slot(fact, name, value)
-            for item in value.values():
-                check_slot(item)
+                expanded[name] = to_record(value)
+        elif shape is _SLOTS and value != {}:
+            if type(value) is not dict:
+                raise InvalidRecord(f"{fact.TYPE}.{name} is a {type(value).__name__}; pass a dict")
             _check_nested(fact, name, dict.fromkeys(value))
+            for item in value.values():
+                _check_slot(fact, name, item)
             covered[name] = {key: item.ref() for key, item in value.items()}
-            apart[name] = {key: to_record(item) for key, item in value.items()}
+            expanded[name] = {key: to_record(item) for key, item in value.items()}
             slots += value.values()
-    return covered, covered | apart if apart else covered, slots
+    return covered, covered | expanded if expanded else covered, slots
 
 
-def _no_slot(fact: Fact, name: str, value: Any) -> InvalidRecord:
-    return InvalidRecord(
-        f"{fact.TYPE}.{name} is a {type(value).__name__}; pass what `slot(value, kind)` returns"
-    )
+def _check_slot(fact: Fact, name: str, item: Any) -> None:
+    if type(item) is not Slot:
+        raise InvalidRecord(
+            f"{fact.TYPE}.{name} holds a {type(item).__name__}; pass what `slot(value, kind)` "
+            "returns"
+        )
+    check_slot(item)
 
 
 def data_of(fact: Fact) -> Record:
@@ -165,7 +154,7 @@ def fact_from_data(cls: type[Fact], data: Record) -> Fact:
             arguments[name] = from_record(value)
         elif shape is _SLOTS:
             if not isinstance(value, dict):
-                raise InvalidRecord(f"{cls.TYPE}.{name} is no object of values")
+                raise InvalidRecord(f"{cls.TYPE}.{name} is not an object of values")
             arguments[name] = {key: from_record(item) for key, item in value.items()}
         else:
             try:
@@ -197,19 +186,9 @@ class _Plan(NamedTuple):
     read: Callable[[Fact], tuple[Any, ...]]
     checked: type[msgspec.Struct]
     nested: tuple[str, ...]
-    forms: Callable[[Fact], Forms]
-
-
-class _Forms(dict[type[Fact], Callable[[Fact], Forms]]):
-    """The functions that make the forms of each fact type, made where one is first needed."""
-
-    def __missing__(self, cls: type[Fact]) -> Callable[[Fact], Forms]:
-        made = self[cls] = _make_plan(cls).forms
-        return made
 
 
 _PLANS: dict[type[Fact], _Plan] = {}
-FORMS = _Forms()
 
 
 def _plan(cls: type[Fact]) -> _Plan:
@@ -217,11 +196,11 @@ def _plan(cls: type[Fact]) -> _Plan:
 
 
 def check_type(cls: type[Fact]) -> None:
-    """Refuse what is none of the fact types."""
+    """Refuse a class that is not one of the fact types."""
     if FACTS.get(getattr(cls, "TYPE", "")) is not cls:
         raise InvalidRecord(
-            f"{cls.__qualname__} is no fact that this release can read back; store what you have "
-            "to say as a value of one that is"
+            f"{cls.__qualname__} is not a fact type that this release can read back; store what "
+            "you have to say as a value in one that is"
         )
 
 
@@ -239,9 +218,6 @@ def _make_plan(cls: type[Fact]) -> _Plan:
     slots = tuple((name, shape) for name, shape, _ in found if shape in (_SLOT, _SLOTS))
     plain = [item for item in found if item[1] not in (_SLOT, _SLOTS)]
     names = tuple(name for name, _, _ in plain)
-    code = _Code()
-    for item in found:
-        code.add(*item)
     plan = _PLANS[cls] = _Plan(
         fields=found,
         slots=slots,
@@ -254,133 +230,8 @@ def _make_plan(cls: type[Fact]) -> _Plan:
             [(name, _bounded(hint), msgspec.field(default=None)) for name, hint, _ in plain],
         ),
         nested=tuple(name for name, hint, _ in plain if not all(map(_is_scalar, _options(hint)))),
-        forms=code.made(),
     )
     return plan
-
-
-class _Code:
-    """The function that makes the forms of one fact type, written as `dataclass` writes methods.
-
-    What it cannot tell at once it leaves to `forms_with_reasons`.
-    """
-
-    def __init__(self) -> None:
-        self._names: dict[str, Any] = {
-            "Slot": Slot,
-            "in_doubt": forms_with_reasons,
-            # Whatever stands where a slot should be has other attributes, or others in them.
-            "doubts": (_Doubt, InvalidRecord, InvalidRef, AttributeError, TypeError),
-            "Doubt": _Doubt,
-            "to_record": to_record,
-            "nested": _nested,
-        }
-        self._first: list[str] = []
-        self._always: list[str] = []  # what every fact of the type has, as parts of one record
-        self._slots: list[str] = []
-        self._then = ["apart = {}"]
-
-    def add(self, name: str, shape: Any, default: Any) -> None:
-        """Add a field."""
-        if shape is _SLOTS:
-            self._then += [f"if fact.{name}:", "    raise Doubt"]
-            return
-        self._first.append(f"its_{name} = fact.{name}")
-        if shape is _SLOT:
-            self._add_slot(name, required=default is MISSING)
-        else:
-            self._add_plain(name, shape, default)
-
-    def _add_slot(self, name: str, *, required: bool) -> None:
-        value = f"its_{name}"
-        ref = (
-            f"{{'$ref': {value}.id, 'encoding': {value}.encoding, 'kind': {value}.kind, "
-            f"'size': {value}.size}}"
-        )
-        stored = [
-            f"if {value}.size <= {INLINE_BYTES} or {value}.erased is not None:",
-            f"    if {value}.inline or {value}.erased is not None:",
-            f"        apart['{name}'] = to_record({value})",
-        ]
-        if required:
-            self._first += [f"if type({value}) is not Slot:", "    raise Doubt"]
-            self._always.append(f"'{name}': {ref}")
-            self._slots.append(value)
-            self._then += stored
-            return
-        self._then += [
-            f"if type({value}) is Slot:",
-            f"    covered['{name}'] = {ref}",
-            f"    slots.append({value})",
-            *(f"    {line}" for line in stored),
-            f"elif {value} is not None:",
-            "    raise Doubt",
-        ]
-
-    def _add_plain(self, name: str, shape: Any, default: Any) -> None:
-        value = f"its_{name}"
-        scalar = " or ".join(_test(option, name, value, self._names) for option in _options(shape))
-        if all(map(_is_scalar, _options(shape))):
-            otherwise = "raise Doubt"
-        else:
-            # Alone in a struct, because msgspec looks at any other type anew each time.
-            alone = msgspec.defstruct("Field", [("value", _bounded(shape))])
-            self._names[f"shape_{name}"] = alone
-            otherwise = f"{value} = nested(fact, '{name}', {value}, shape_{name})"
-        check = [f"if not ({scalar}):", f"    {otherwise}"]
-        if default is MISSING:
-            self._first += check
-            self._always.append(f"'{name}': {value}")
-            return
-        self._names[f"default_{name}"] = default
-        is_other = f"{value} is not None" if default is None else f"{value} != default_{name}"
-        check.append(f"covered['{name}'] = {value}")
-        self._then += [f"if {is_other}:", *(f"    {line}" for line in check)]
-
-    def made(self) -> Callable[[Fact], Forms]:
-        """Return the function."""
-        lines = [
-            *self._first,
-            f"covered = {{{', '.join(self._always)}}}",
-            f"slots = [{', '.join(self._slots)}]",
-            *self._then,
-            "return covered, {**covered, **apart} if apart else covered, slots",
-        ]
-        body = "\n".join(f"        {line}" for line in lines)
-        rest = "    except doubts:\n        pass\n    return in_doubt(fact)"
-        exec(f"def forms(fact):\n    try:\n{body}\n{rest}", self._names)
-        function: Callable[[Fact], Forms] = self._names["forms"]
-        return function
-
-
-def _test(option: Any, name: str, value: str, names: dict[str, Any]) -> str:
-    """Return the test for a plain value of one type; what has parts is not told by a test."""
-    if option is int:
-        return f"type({value}) is int and {-MAX_INTEGER} <= {value} <= {MAX_INTEGER}"
-    if option is str or option is bool:
-        return f"type({value}) is {option.__name__}"
-    if option is type(None):
-        return f"{value} is None"
-    if get_origin(option) is Literal:
-        names[f"words_{name}"] = frozenset(get_args(option))
-        return f"type({value}) is str and {value} in words_{name}"
-    return "False"
-
-
-class _Doubt(Exception):
-    """A fact needs a closer look."""
-
-
-def _nested(fact: Fact, name: str, value: Any, shape: Any) -> Any:
-    """Return a copy of an object or list that records can hold and readers take."""
-    if type(value) not in _NESTED:
-        raise _Doubt
-    try:
-        msgspec.convert({"value": value}, shape)
-    except (msgspec.ValidationError, UnicodeEncodeError):
-        raise _Doubt from None
-    _check_nested(fact, name, value)
-    return _copied(value)
 
 
 def _reader(names: Sequence[str]) -> Callable[[Fact], tuple[Any, ...]]:

@@ -11,7 +11,6 @@ Only the standard library is used, because confined workers load this file on it
 
 from __future__ import annotations
 
-import _json
 import base64
 import json
 from collections.abc import Callable, Iterable
@@ -97,35 +96,16 @@ def decode(encoding: str, data: bytes) -> Any:
         if encoding == "bytes":
             return bytes(data)
         if encoding == "json":
-            return _parse(_TAGGED if b'"$' in data else _PLAIN, data.decode())
+            return (_TAGGED if b'"$' in data else _PLAIN).decode(data.decode())
         if encoding == "manifest":
-            return _parse(_PLAIN, data.decode())
+            return _PLAIN.decode(data.decode())
     except (ValueError, TypeError, KeyError, IndexError, ArithmeticError, RecursionError) as error:
         raise Corruption(f"a stored {encoding!r} value does not decode: {error}") from error
     raise Corruption(f"unknown value encoding {encoding!r}")
 
 
-def _refuse(value: Any) -> Any:
-    raise TypeError(f"{type(value).__name__} is no JSON")
-
-
-# What `json.JSONEncoder` makes anew for each text it writes. What refers to itself never gets here.
-_write = _json.make_encoder(
-    None, _refuse, _json.encode_basestring, None, ":", ",", False, False, False
-)
-
-
 def _dump(plain: Any) -> bytes:
-    return "".join(_write(plain, 0)).encode()
-
-
-def _parse(decoder: json.JSONDecoder, text: str) -> Any:
-    """Return what a JSON text says; what was written here has no white space around it."""
-    try:
-        value, end = decoder.scan_once(text, 0)  # type: ignore[attr-defined]
-    except StopIteration:
-        end = -1
-    return value if end == len(text) else decoder.decode(text)
+    return _WRITE(plain).encode()
 
 
 def _plain(value: Any, path: str, exact: bool) -> Any:
@@ -326,5 +306,9 @@ def _untag(pairs: dict[str, Any]) -> Any:
     return _READERS[key](content)
 
 
+# What refers to itself never gets to the encoder: making it plain fails first.
+_WRITE = json.JSONEncoder(
+    ensure_ascii=False, check_circular=False, allow_nan=False, separators=(",", ":")
+).encode
 _PLAIN = json.JSONDecoder()
 _TAGGED = json.JSONDecoder(object_hook=_untag)

@@ -71,7 +71,7 @@ class AppendContract(ContractPlace):
         driver = await drive(store)
         for wrong in ("text", None, {"message": 1}, facts.Fact()):
             new: list[Any] = [driver.message("before"), wrong]
-            with pytest.raises(InvalidInput, match=f"{type(wrong).__name__} is no fact"):
+            with pytest.raises(InvalidInput, match=f"{type(wrong).__name__} is not a fact type"):
                 await driver.append(*new)
         assert len(await all_events(store, "s-1")) == driver.state.seq
         await driver.say("hi")
