@@ -107,7 +107,7 @@ async def _starting() -> list[Figure]:
             "cold start of a confined worker",
             min(cold) / min(bare),
             "× bare",
-            at_most=3,
+            at_most=6,
             note=f"best {min(cold) * 1e3:.1f} ms",
         ),
         Figure(

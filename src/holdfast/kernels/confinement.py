@@ -6,7 +6,7 @@ be taken back. It needs no root and no helper program. `available` tells a host 
 can do; `confine` does it or raises, it never goes on half confined.
 
 Only the standard library is used, and of it little: a worker loads this file by its path, without
-the package, and its start is measured in milliseconds (`dataclasses` alone would double it).
+the package, before anything that a session needs.
 """
 
 from __future__ import annotations

@@ -8,7 +8,6 @@ cell reads are served by the host, so no path is readable.
 from __future__ import annotations
 
 import os
-import sys
 import tempfile
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from pydantic_monty._binary import find_monty_binary
 
 from holdfast.core.errors import ConfinementMissing
 from holdfast.kernels import confinement
+from holdfast.kernels.workers import interpreter
 
 _SHEBANG_BYTES = 250  # what every kernel that has Landlock reads of a first line
 
@@ -24,11 +24,11 @@ class Launcher:
     """The launcher file; `path` is what Monty is given as its binary."""
 
     def __init__(self, memory_bytes: int) -> None:
-        interpreter = getattr(sys, "_base_executable", None) or sys.executable
-        first_line = f"#!{interpreter} -IS"
-        if len(os.fsencode(first_line)) > _SHEBANG_BYTES or " " in interpreter:
+        program = interpreter()
+        first_line = f"#!{program} -IS"
+        if len(os.fsencode(first_line)) > _SHEBANG_BYTES or " " in program:
             raise ConfinementMissing(
-                f"the interpreter's path {interpreter!r} does not fit a launcher; "
+                f"the interpreter's path {program!r} does not fit a launcher; "
                 "use a shorter path without spaces, or confinement 'language'"
             )
         self._directory = tempfile.TemporaryDirectory(prefix="holdfast-")

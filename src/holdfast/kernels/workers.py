@@ -314,5 +314,5 @@ def _pipe() -> tuple[io.FileIO, io.FileIO]:
 
 
 def interpreter() -> str:
-    """Return the interpreter that runs workers: the one below a virtual environment."""
-    return getattr(sys, "_base_executable", None) or sys.executable
+    """Return the interpreter that runs workers: the one that a virtual environment links to."""
+    return os.path.realpath(sys.executable)

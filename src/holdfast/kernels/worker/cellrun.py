@@ -217,12 +217,12 @@ def run(source: str, filename: str, namespace: dict[str, Any]) -> Any:
             pass
         else:
             return _execute([before, value] if before is not None else [value], namespace)
-    import _ast
+    import ast
 
     tree: Any = compile(source, filename, "exec", AST_ONLY | flags, True)
     last = None
-    if tree.body and isinstance(tree.body[-1], _ast.Expr):
-        last = _ast.Expression(tree.body.pop().value)
+    if tree.body and isinstance(tree.body[-1], ast.Expr):
+        last = ast.Expression(tree.body.pop().value)
     codes = [compile(tree, filename, "exec", flags, True)] if tree.body else []
     if last is not None:
         codes.append(compile(last, filename, "eval", flags, True))

@@ -10,6 +10,7 @@ those that did not change, and with them their chunks, stay the same.
 from __future__ import annotations
 
 import _thread
+import hashlib
 import sys
 from itertools import islice
 
@@ -17,11 +18,6 @@ from holdfast.kernels.worker import render
 from holdfast.kernels.worker.makers import Marker, marker
 from holdfast.kernels.worker.reduction import Reduction
 from holdfast.kernels.worker.sets import EMPTY_SET, SetOrder
-
-try:
-    from _sha2 import sha256 as _small_sha256  # type: ignore[import-not-found]
-except ImportError:  # before Python 3.12
-    from _sha256 import sha256 as _small_sha256  # type: ignore[import-not-found]
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -52,20 +48,6 @@ class _Slot:
 
     def __init__(self, index: int, value: str | bytes, piece: list[Any]) -> None:
         self.index, self.value, self.piece = index, value, piece
-
-
-def _sha256(parts: list[bytes], size: int) -> str:
-    # Loading OpenSSL takes as long as hashing a megabyte without it.
-    if size < LARGE and "hashlib" not in sys.modules:
-        new = _small_sha256
-    else:
-        import hashlib
-
-        new = hashlib.sha256
-    digest = new()
-    for part in parts:
-        digest.update(part)
-    return str(digest.hexdigest())
 
 
 class Pieces:
@@ -116,7 +98,10 @@ class Pieces:
 
     def store(self, parts: list[bytes], size: int) -> list[Any]:
         """Return [id, size, no bytes] of a piece; send it if it is new."""
-        identifier = "sha256:" + _sha256(parts, size)
+        digest = hashlib.sha256()
+        for part in parts:
+            digest.update(part)
+        identifier = "sha256:" + digest.hexdigest()
         if identifier not in self._known:
             self._known.add(identifier)
             self._send(identifier, parts)

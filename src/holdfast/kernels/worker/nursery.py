@@ -7,9 +7,9 @@ and its workers go with it.
 
 from __future__ import annotations
 
-import _socket
 import gc
 import os
+import socket
 import sys
 
 from holdfast.kernels.worker.serving import Worker
@@ -33,9 +33,7 @@ class Nursery:
     """Forks workers on request."""
 
     def __init__(self, descriptor: int) -> None:
-        self._control = _socket.socket(
-            _socket.AF_UNIX, _socket.SOCK_SEQPACKET, 0, fileno=descriptor
-        )
+        self._control = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, 0, fileno=descriptor)
         self._worker = Worker()
 
     def serve(self) -> NoReturn:
@@ -43,7 +41,7 @@ class Nursery:
         self._warm()
         self._prepare()
         while True:
-            request, ancillary, _, _ = self._control.recvmsg(16, _socket.CMSG_SPACE(8))
+            request, ancillary, _, _ = self._control.recvmsg(16, socket.CMSG_SPACE(8))
             if not request:
                 os._exit(0)
             if request[0] in (FORK, FORK_ALIKE):
@@ -90,7 +88,7 @@ class Nursery:
 
     def _is_asked(self) -> bool:
         try:
-            self._control.recv(1, _socket.MSG_PEEK | _socket.MSG_DONTWAIT)
+            self._control.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
         except BlockingIOError:
             return False
         return True

@@ -1,13 +1,9 @@
-"""The pickler and the unpickler of namespaces.
-
-They stand alone because importing them is a tenth of a worker's start, and a session without
-variables does not need them.
-"""
+"""The pickler and the unpickler of namespaces."""
 
 from __future__ import annotations
 
-import _pickle
 import gc
+import pickle
 import sys
 
 TYPE_CHECKING = False
@@ -18,11 +14,11 @@ RESERVED = 256
 DEEP = 30_000
 
 
-class Pickler(_pickle.Pickler):
+class Pickler(pickle.Pickler):
     """A pickler with attributes."""
 
 
-class Unpickler(_pickle.Unpickler):
+class Unpickler(pickle.Unpickler):
     def __init__(self, stream: Any, slots: list[Any]) -> None:
         super().__init__(stream)
         self._slots = slots
@@ -59,7 +55,7 @@ class Parts:
         return bytes(memoryview(buffer)[: self.readinto(buffer)])
 
     def readline(self) -> bytes:
-        raise _pickle.UnpicklingError("no stream of ours has lines")
+        raise pickle.UnpicklingError("no stream of ours has lines")
 
 
 def _prologue() -> bytes:
@@ -82,7 +78,7 @@ def load_streams(
     sys.setrecursionlimit(max(limit, DEEP))
     try:
         if careful:
-            raise _pickle.UnpicklingError("not by the interpreter")
+            raise pickle.UnpicklingError("not by the interpreter")
         parts = [part for stream in streams for part in stream]
         unpickler = Unpickler(Parts([_prologue(), *parts]), slots)
         unpickler.load()

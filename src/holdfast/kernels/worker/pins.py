@@ -10,8 +10,8 @@ start would cost more than the interpreter itself.
 
 from __future__ import annotations
 
-import _blake2
 import _thread
+import hashlib
 import marshal
 import os
 import sys
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 TICK_NS = 1000
 # No system numbers its processes as high, so whoever uses it as a number meets nobody.
 PROCESS = 1 << 22
+_NODE = 0x0242AC110002
 
 
 class Clock:
@@ -59,7 +60,7 @@ class Chance:
         parts = []
         for _ in range(-(-size // 64)):
             self.drawn += 1
-            parts.append(_blake2.blake2b(self.drawn.to_bytes(8, "big"), key=self.seed).digest())
+            parts.append(hashlib.blake2b(self.drawn.to_bytes(8, "big"), key=self.seed).digest())
         return b"".join(parts)[:size]
 
 
@@ -106,7 +107,7 @@ class Files:
             return
         try:
             with open(path, "rb") as stream:
-                digest = _blake2.blake2b(digest_size=32)
+                digest = hashlib.blake2b(digest_size=32)
                 while data := stream.read(1 << 20):
                     digest.update(data)
         except OSError:
@@ -123,10 +124,12 @@ class Pins:
         self.waits = Waits(self.clock)
         self.chance = Chance()
         self.files = Files()
-        # What the checkpoint keeps of `random`, and the generator's memory when it was taken:
-        # asking it for its state makes hundreds of numbers. Nothing is kept of an unused one.
+        # What the checkpoint keeps of `random`: nothing as long as the seed alone makes it.
         self._random_state = b""
-        self._random_memory: Any = None
+        # How to ask it, and its state when it was last seeded or set.
+        self._get_random: Callable[[], Any] | None = None
+        self._set_random: Callable[[Any], None] | None = None
+        self._seeded: Any = None
 
     def install(self, after_import: dict[str, Callable[[Any], None]]) -> None:
         """Patch what is loaded already and wait for the rest to be imported."""
@@ -151,8 +154,7 @@ class Pins:
         self.chance.seed = seed
         self.chance.drawn = 0
         self._random_state = b""
-        if "random" in sys.modules:
-            self._seed_random(sys.modules["random"])
+        self._seed_random()
 
     def pin_process(self) -> None:
         """Give this process the number that it has in every worker.
@@ -167,21 +169,19 @@ class Pins:
 
     def random_state(self) -> bytes:
         """Return what the checkpoint keeps of `random`: nothing if the seed alone makes it."""
-        module = sys.modules.get("random")
-        if module is not None:
-            memory = _memory(module)
-            if memory != self._random_memory:
-                self._random_memory = memory
-                self._random_state = marshal.dumps(module.getstate(), 4)
+        if self._get_random is not None:
+            state = self._get_random()
+            if state != self._seeded:
+                # Version 2 writes equal states as equal bytes: the later ones mark shared objects.
+                self._random_state = marshal.dumps(state, 2)
+                self._seeded = state
         return self._random_state
 
     def restore(self, drawn: int, random_state: bytes) -> None:
         """Go on from a checkpoint."""
         self.chance.drawn = drawn
         self._random_state = random_state
-        module = sys.modules.get("random")
-        if module is not None:
-            self._seed_random(module)
+        self._seed_random()
 
     def _pin_random(self, module: Any) -> None:
         seed = module.Random.seed
@@ -190,29 +190,19 @@ class Pins:
             seed(generator, self.chance.take(32) if a is None else a, version)
 
         module.Random.seed = pinned
-        module._urandom = self.chance.take
-        self._seed_random(module)
+        # Kept here: a cell may put anything in the place of the module's own functions.
+        self._get_random, self._set_random = module.getstate, module.setstate
+        self._seed_random()
 
-    def _seed_random(self, module: Any) -> None:
+    def _seed_random(self) -> None:
+        if self._get_random is None or self._set_random is None:
+            return
         if self._random_state:
-            module.setstate(marshal.loads(self._random_state))
+            self._set_random(marshal.loads(self._random_state))
         else:
             # Its own key, so that importing `random` late or early draws nothing from the stream.
-            module.seed(self.chance.seed)
-        self._random_memory = _memory(module)
-
-
-def _memory(module: Any) -> tuple[Any, ...]:
-    """Return what the state of the module's generator follows from, without making it."""
-    import _random
-    import ctypes
-
-    generator: Any = module._inst
-    if not isinstance(generator, _random.Random):
-        return (generator,)
-    start = object.__basicsize__
-    words = ctypes.string_at(id(generator) + start, _random.Random.__basicsize__ - start)
-    return words, module._inst.gauss_next
+            self._get_random.__self__.seed(self.chance.seed)  # type: ignore[attr-defined]
+        self._seeded = self._get_random()
 
 
 def _both(first: Callable[[Any], None], second: Callable[[Any], None]) -> Callable[[Any], None]:
@@ -317,7 +307,12 @@ def _pin_datetime(module: Any, clock: Clock) -> None:
 
 
 def _pin_uuid(module: Any) -> None:
-    # The node is this machine's network address by default, and the generator a system library's.
-    module._node = 0x0242AC110002
-    module._generate_time_safe = None
-    module._UuidCreate = None
+    # The node is this machine's network address by default; with one given, no system library is
+    # asked, whose clock is the real one.
+    uuid1 = module.uuid1
+    stand_in(module, "getnode", lambda: _NODE)
+    stand_in(
+        module,
+        "uuid1",
+        lambda node=None, clock_seq=None: uuid1(_NODE if node is None else node, clock_seq),
+    )

@@ -522,5 +522,6 @@ def _type_name(cls: type) -> str:
 
 
 def _interpreter_tag() -> str:
-    magic = sys.modules["_frozen_importlib_external"].MAGIC_NUMBER
-    return f"{sys.implementation.cache_tag}-{magic.hex()}"
+    from importlib.util import MAGIC_NUMBER
+
+    return f"{sys.implementation.cache_tag}-{MAGIC_NUMBER.hex()}"

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import _signal  # type: ignore[import-not-found]
 import _thread
 import builtins
 import os
+import signal
 import sys
 import types
 from time import monotonic_ns
@@ -41,7 +41,7 @@ class Worker:
         # As in an interactive session: what the worker was started with is not the cell's.
         sys.argv = [""]
         self.shield = Shield(Interrupted)
-        _signal.signal(_signal.SIGINT, self.shield.interrupt)
+        signal.signal(signal.SIGINT, self.shield.interrupt)
         self.channel = Channel(self.shield)
         self.interpreter = Interpreter()
         self.sources = Sources()

@@ -8,9 +8,9 @@ what is asked here, so whatever fails is left as it is.
 
 from __future__ import annotations
 
-import _warnings
 import os
 import sys
+import warnings
 
 from holdfast.kernels.worker.wire import dumps
 
@@ -34,7 +34,7 @@ class Surroundings:
         self._streams = streams
         # How each is got, told and set. Getting is quick: it is done after every cell.
         self._parts: dict[str, tuple[_Get, _Tell, _Set]] = {
-            "environ": (_environ, lambda _: dict(os.environ), _set_environ),
+            "environ": (lambda: dict(os.environ), dict, _set_environ),
             "folder": (os.getcwd, str, os.chdir),
             "path": (lambda: list(sys.path), list, _set_path),
             "digits": (sys.get_int_max_str_digits, int, sys.set_int_max_str_digits),
@@ -133,11 +133,6 @@ class Surroundings:
         return handler
 
 
-def _environ() -> dict[Any, Any]:
-    data: dict[Any, Any] = os.environ._data  # type: ignore[attr-defined]
-    return data.copy()
-
-
 def _set_environ(value: dict[str, str]) -> None:
     os.environ.clear()
     os.environ.update(value)
@@ -148,8 +143,7 @@ def _set_path(value: list[str]) -> None:
 
 
 def _filters() -> list[Any]:
-    module = sys.modules.get("warnings")
-    return list(_warnings.filters if module is None else module.filters)
+    return list(warnings.filters)
 
 
 def _told(item: Any) -> list[Any]:
@@ -168,14 +162,13 @@ def _named(category: type) -> list[str]:
 
 
 def _set_filters(value: list[Any]) -> None:
-    import warnings
-
     made = [
         (action, _compiled(message), _category(*category), _compiled(place), line)
         for action, message, category, place, line in value
     ]
+    # Forgets which warnings were shown before, too, which setting the list alone would not.
+    warnings.resetwarnings()
     warnings.filters[:] = made  # type: ignore[index]
-    warnings._filters_mutated()  # type: ignore[attr-defined]
 
 
 def _compiled(value: Any) -> Any:

@@ -10,8 +10,8 @@ the signal, so a worker that waits for an answer notices.
 
 from __future__ import annotations
 
-import _json
 import _thread
+import json
 import marshal
 import os
 from binascii import b2a_base64
@@ -160,18 +160,21 @@ class Channel:
 _CALL = b'{"kind":"call","id":%d,"function":%b,"files":%b,"threads":%d,"arguments":%b}'
 
 
-def _in_base64(value: Any) -> str:
-    if type(value) is not bytes:
-        raise TypeError(f"a {type(value).__name__} does not fit into a message")
-    return b2a_base64(value, newline=False).decode("ascii")
+class _Encoder(json.JSONEncoder):
+    # Methods of its own, because model code may replace those of the class in the library.
+    encode, iterencode = json.JSONEncoder.encode, json.JSONEncoder.iterencode
+
+    def default(self, value: Any) -> str:
+        if type(value) is not bytes:
+            raise TypeError(f"a {type(value).__name__} does not fit into a message")
+        return b2a_base64(value, newline=False).decode("ascii")
 
 
-# The encoder below the json package, which would be another file to load at start.
-_encoder = _json.make_encoder(
-    None, _in_base64, _json.encode_basestring, None, ":", ",", False, False, False
+_encoder = _Encoder(
+    ensure_ascii=False, check_circular=False, allow_nan=False, separators=(",", ":")
 )
 
 
 def dumps(value: Any) -> bytes:
     """Return the JSON of plain data, in which bytes stand as base64."""
-    return "".join(_encoder(value, 0)).encode("utf-8", "replace")
+    return _encoder.encode(value).encode("utf-8", "replace")
