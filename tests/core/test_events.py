@@ -266,7 +266,7 @@ ANYTHING = [
     *({}, {"a": 1}, {"a": None}, {"a": "b"}, {"$v": "a"}, {"a": {"$ref": "b"}}, {1: 2}, {"é": 1}),
     *([], [["p", "d"]], [["p", 1]], [1.5], ("a",), {"a": 2**60}),
     *(BIG, SMALL, BIG.bare(), SMALL.bare(), replace(BIG, erased=Erased(AT, "r"))),
-    *(replace(SMALL, apart=True), slot({"a": 1}, "input"), {"a": SMALL, "b": BIG}, {"a": 1}),
+    *(replace(SMALL, by_ref=True), slot({"a": 1}, "input"), {"a": SMALL, "b": BIG}, {"a": 1}),
 ]
 
 

@@ -121,7 +121,7 @@ def test_what_is_no_fact_is_refused_by_name(thing):
 def test_a_value_that_no_record_can_hold_is_refused_by_what_it_is(field, size):
     value = replace(slot("b" * size, "message"), **{field: object()})
     for new in (message(1, value), facts.TurnStarted(turn=1, inputs={"x": value})):
-        with pytest.raises(InvalidRef, match="is no value that records can hold"):
+        with pytest.raises(InvalidRef, match="is not a valid slot"):
             extend(begin().state, [new], at=AT)
 
 
@@ -189,7 +189,7 @@ def test_a_slot_that_no_record_can_hold_is_refused(change):
         {"id": "sha256:" + BIG.id[7:].upper()},
         {"id": "sha256:" + BIG.id[7:39] + " " + BIG.id[39:]},
         {"id": "sha256:zz"},
-        {"size": -1, "apart": True},
+        {"size": -1, "by_ref": True},
         {"size": 2**60},
     ],
 )

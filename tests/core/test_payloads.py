@@ -81,7 +81,7 @@ def test_the_inline_limit_is_512_bytes():
 
 def test_a_manifest_is_never_inline_and_what_it_refers_to_is_found():
     small, large = slot("small", "chunk"), slot("l" * 600, "chunk")
-    apart = structs.replace(slot("alone", "chunk"), apart=True)
+    apart = structs.replace(slot("alone", "chunk"), by_ref=True)
     record = {"parts": [to_record(part) for part in (small, large)], "z": {"y": to_record(apart)}}
     item = manifest(record, "vars")
     assert not item.inline
@@ -171,10 +171,10 @@ def test_a_proof_counts_for_the_bytes_and_the_id_it_was_made_of_only():
 
 
 def test_nothing_of_an_erased_value_is_left_in_its_slot():
-    item = structs.replace(slot("secret", "message"), apart=True)
+    item = structs.replace(slot("secret", "message"), by_ref=True)
     left = item.without(Erased("2026-01-01T00:00:00.000000Z", "gdpr"))
     assert left == item
-    assert (left.data, left.proof, left.apart, left.erased.rule) == (None, None, True, "gdpr")
+    assert (left.data, left.proof, left.by_ref, left.erased.rule) == (None, None, True, "gdpr")
     assert item.bare().proof is None
     assert structs.replace(item, data=None).bare().proof is None
 

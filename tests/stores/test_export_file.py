@@ -48,7 +48,7 @@ async def test_an_export_replaces_nothing_but_files(tmp_path, linked):
     os.mkfifo(pipe)
     link.symlink_to(pipe)
     path = link if linked else pipe
-    with pytest.raises(InvalidInput, match=f"{path.name}' is no regular file; name a file"):
+    with pytest.raises(InvalidInput, match=f"{path.name}' is not a regular file; name a file"):
         await export_sessions(store, ["s-1"], path)
     await store.close()
     assert pipe.is_fifo()
@@ -61,7 +61,7 @@ async def test_an_export_to_a_link_that_leads_to_itself_is_refused(tmp_path):
     await drive(store)
     link = tmp_path / "link"
     link.symlink_to(link)
-    with pytest.raises(InvalidInput, match="link' is no regular file; name a file"):
+    with pytest.raises(InvalidInput, match="link' is not a regular file; name a file"):
         await export_sessions(store, ["s-1"], link)
     await store.close()
     assert link.is_symlink()

@@ -219,4 +219,4 @@ def check_kind(value: object, kind: type, what: str) -> None:
     """Refuse what is not of the kind that is asked for."""
     if not isinstance(value, kind):
         shown = ascii(value)[:80]
-        raise InvalidInput(f"{shown} is no {what}; pass a {kind.__name__}")
+        raise InvalidInput(f"{shown} is not a valid {what}; pass a {kind.__name__}")

@@ -153,7 +153,9 @@ def event_from_record(session: str, record: Any) -> Event:
             msgspec.convert(record["digest"], str),
         )
     except (KeyError, TypeError, msgspec.ValidationError) as error:
-        raise Corruption(f"a line of session {session!r} is no event: {error!r}") from error
+        raise Corruption(
+            f"a line of session {session!r} is not a valid event: {error!r}"
+        ) from error
 
 
 def event_from_line(session: str, line: bytes) -> Event:

@@ -34,11 +34,11 @@ def check_id(value: object, what: str = "session id") -> str:
     value = _text(value, what)
     if not _ID.fullmatch(value) or ".." in value:
         raise InvalidId(
-            f"{_shown(value)} is no {what}: use 1 to {MAX_ID_LENGTH} of a-z, 0-9, '.', '_', '-', "
-            "starting and ending with a letter or digit, without '..'"
+            f"{_shown(value)} is not a valid {what}: use 1 to {MAX_ID_LENGTH} of a-z, 0-9, '.', "
+            "'_', '-', starting and ending with a letter or digit, without '..'"
         )
     if value.split(".", 1)[0] in _DEVICES:
-        raise InvalidId(f"{_shown(value)} is no {what}: it is a reserved device name")
+        raise InvalidId(f"{_shown(value)} is not a valid {what}: it is a reserved device name")
     if len(_seen) >= MOST_SEEN:
         _seen.clear()
     _seen.add(value)
@@ -48,7 +48,9 @@ def check_id(value: object, what: str = "session id") -> str:
 def _text(value: object, what: str) -> str:
     """Return exactly text: what else a text may say of itself is not what was looked at."""
     if type(value) is not str:
-        raise InvalidId(f"{_shown(value)} is no {what} but a {type(value).__name__}; pass text")
+        raise InvalidId(
+            f"{_shown(value)} is not a valid {what}: it is a {type(value).__name__}; pass text"
+        )
     return value
 
 
@@ -60,9 +62,13 @@ def check_key(value: object, what: str) -> str:
     """Return a valid free-form key (call id, inbox key): printable ASCII without white space."""
     value = _text(value, what)
     if not 0 < len(value) <= 200:
-        raise InvalidId(f"{_shown(value)} is no {what}: use 1 to 200 printable ASCII characters")
+        raise InvalidId(
+            f"{_shown(value)} is not a valid {what}: use 1 to 200 printable ASCII characters"
+        )
     if not all("!" <= c <= "~" for c in value):
-        raise InvalidId(f"{_shown(value)} is no {what}: use printable ASCII without spaces")
+        raise InvalidId(
+            f"{_shown(value)} is not a valid {what}: use printable ASCII without spaces"
+        )
     return value
 
 
@@ -70,7 +76,9 @@ def check_content_id(value: object) -> str:
     """Return a valid content id (`sha256:` and 64 hexadecimal digits)."""
     value = _text(value, "content id")
     if not _CONTENT_ID.fullmatch(value):
-        raise InvalidId(f"{_shown(value)} is no content id: expected 'sha256:' and 64 hex digits")
+        raise InvalidId(
+            f"{_shown(value)} is not a valid content id: expected 'sha256:' and 64 hex digits"
+        )
     return value
 
 

@@ -2,9 +2,9 @@
 
 Providers change their message types in minor releases; a log must be readable for years. So a
 message is a role and a few kinds of part, and it has exactly one record form. A record holds no
-floats and no bytes: binary parts stand in it by content id, and their bytes travel beside it, so
+floats and no bytes: binary parts are in it by content id, and their bytes are passed separately, so
 that whoever stores the record stores them as payloads of their own. What only the provider
-understands (signatures, item ids, extra fields) rides along as opaque text in a `ProviderNote`,
+understands (signatures, item ids, extra fields) is kept as opaque text in a `ProviderNote`,
 so that it can be sent back and never has to be interpreted.
 """
 
@@ -113,7 +113,7 @@ class Message:
     def __post_init__(self) -> None:
         allowed = _ALLOWED.get(self.role)
         if allowed is None:
-            raise InvalidInput(f"role {self.role!r} is none of {', '.join(_ALLOWED)}")
+            raise InvalidInput(f"role {self.role!r} is not one of {', '.join(_ALLOWED)}")
         for part in self.parts:
             if not isinstance(part, allowed):
                 kind = _KIND_OF.get(type(part), type(part).__name__)

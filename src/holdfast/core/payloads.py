@@ -38,7 +38,7 @@ class Erased:
 
 
 class Proof(msgspec.Struct, frozen=True, gc=False):
-    """An id and the bytes that it was computed from, here and now, and how many they are."""
+    """An id, the bytes that it was computed from in this process, and their number."""
 
     id: str
     data: bytes
@@ -49,10 +49,10 @@ class Slot(msgspec.Struct, frozen=True, eq=False, gc=False):
     """One value as a record refers to it.
 
     `data` holds the bytes while they are at hand: always for inline values, and for larger ones
-    between their making and the append that stores them. It takes no part in equality. A small
-    value that stands `apart` is a payload of its own all the same: inside a manifest, whose bytes
-    never change, only such a one can be erased. Where the `proof` is of this very id and these very
-    bytes nobody need compute it again.
+    between their making and the append that stores them. Equality ignores it. A small
+    value can be stored `by_ref` too, as a payload of its own: inside a manifest, whose bytes never
+    change, only such a one can be erased. A `proof` of this very id and these very bytes
+    saves computing the digest again.
     """
 
     id: str
@@ -61,43 +61,43 @@ class Slot(msgspec.Struct, frozen=True, eq=False, gc=False):
     size: int
     data: bytes | None = None
     erased: Erased | None = None
-    apart: bool = False
+    by_ref: bool = False
     proof: Proof | None = None
 
     def __eq__(self, other: object) -> bool:
-        """Compare what a record says of the value; its bytes follow from its id."""
-        return isinstance(other, Slot) and self._said() == other._said()
+        """Compare id, encoding, kind and size; the bytes follow from the id."""
+        return isinstance(other, Slot) and self._identity() == other._identity()
 
     def __ne__(self, other: object) -> bool:
-        """Say the opposite of equal, which a struct does not by itself."""
+        """Return the opposite of equal, which a struct does not define by itself."""
         return not self == other
 
     def __hash__(self) -> int:
         """Return a hash that equal slots share."""
-        return hash(self._said())
+        return hash(self._identity())
 
     def __repr__(self) -> str:
         """Show the slot without its bytes."""
-        marks = (", erased" if self.erased else "") + (", apart" if self.apart else "")
+        marks = (", erased" if self.erased else "") + (", by ref" if self.by_ref else "")
         return f"Slot({self.id!r}, {self.encoding!r}, {self.kind!r}, {self.size}{marks})"
 
-    def _said(self) -> tuple[str, str, str, int]:
+    def _identity(self) -> tuple[str, str, str, int]:
         return self.id, self.encoding, self.kind, self.size
 
     @property
     def inline(self) -> bool:
         """Tell whether the value stands in the record itself."""
-        return self.size <= INLINE_BYTES and self.encoding != "manifest" and not self.apart
+        return self.size <= INLINE_BYTES and self.encoding != "manifest" and not self.by_ref
 
     def bare(self) -> Slot:
         """Return the slot without its bytes."""
         if self.data is None and self.proof is None:
             return self
-        return Slot(self.id, self.encoding, self.kind, self.size, None, self.erased, self.apart)
+        return Slot(self.id, self.encoding, self.kind, self.size, None, self.erased, self.by_ref)
 
     def without(self, erased: Erased) -> Slot:
         """Return what is left of the slot once its value is erased."""
-        return Slot(self.id, self.encoding, self.kind, self.size, None, erased, self.apart)
+        return Slot(self.id, self.encoding, self.kind, self.size, None, erased, self.by_ref)
 
     def ref(self) -> Record:
         """Return the form that enters digests: the content id and what it takes to read it."""
@@ -146,16 +146,16 @@ def to_record(item: Slot) -> Record:
         try:
             text = item.data.decode()
         except UnicodeDecodeError as error:
-            raise InvalidRef(f"the {item.encoding} value {item.id!r} is no UTF-8") from error
+            raise InvalidRef(f"the {item.encoding} value {item.id!r} is not valid UTF-8") from error
     return {"$v": text, "encoding": item.encoding, "kind": item.kind}
 
 
 def from_record(record: Any) -> Slot:
-    """Return the slot that a stored record describes; raise InvalidRef where it describes none."""
+    """Return the slot that a stored record describes; raise InvalidRef where it is not one."""
     if not isinstance(record, dict):
         raise InvalidRef(f"expected a value or a ref, got {type(record).__name__}")
     encoding, kind = _described(record)
-    # Digests cover exactly these keys: any other would be a place for what nobody proved.
+    # Digests cover exactly these keys: any other key would hold unproven content.
     if "$v" in record:
         data = _inline_bytes(record, encoding)
         return slot_of_bytes(encoding, data, kind)
@@ -166,8 +166,8 @@ def from_record(record: Any) -> Slot:
         raise InvalidRef(f"a ref has the size {size!r}")
     mark = record.get("$erased")
     erased = None if "$erased" not in record else erased_mark(mark)
-    apart = erased is None and size <= INLINE_BYTES
-    return Slot(check_content_id(record.get("$ref")), encoding, kind, size, None, erased, apart)
+    by_ref = erased is None and size <= INLINE_BYTES
+    return Slot(check_content_id(record.get("$ref")), encoding, kind, size, None, erased, by_ref)
 
 
 def erased_mark(mark: Any) -> Erased:
@@ -236,9 +236,9 @@ def manifest_slots(item: Slot, data: bytes) -> list[Slot]:
 class Reach:
     """The payloads that slots lead to, each once, as far as the manifests among them are followed.
 
-    One that is erased is told, but leads nowhere. Equal bytes may stand as a manifest and as a
-    user's text beside it: those are two, and only the manifest says what it refers to. So are two
-    that differ in size, of which one is wrong.
+    One that is erased is yielded, but nothing follows from it. Equal bytes may be a manifest in one
+    place and a user's text in another: those are two payloads here, and only the manifest has refs.
+    So are two that differ in size, of which one is wrong.
     """
 
     def __init__(self, slots: Iterable[Slot] = ()) -> None:
@@ -321,13 +321,12 @@ def check_slot(item: Slot) -> None:
         and (item.erased is None or type(item.erased) is Erased)
     ):
         raise InvalidRef(
-            f"{ascii(item)[:200]} is no value that records can hold; pass what "
-            "`slot(value, kind)` returns"
+            f"{ascii(item)[:200]} is not a valid slot; pass what `slot(value, kind)` returns"
         )
 
 
 def is_proven_text(item: Slot) -> bool:
-    """Tell at a glance that a slot is a text that stands apart, with the bytes of its id."""
+    """Tell without a digest that a slot is a text stored by ref, with the bytes of its id."""
     proof = item.proof
     return (
         type(proof) is Proof

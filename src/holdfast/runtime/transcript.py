@@ -151,7 +151,7 @@ def transcript_manifest(kept: Sequence[tuple[str, Slot]]) -> tuple[Slot, list[Sl
 
     Small messages stand apart, so that each can be erased from the fork by itself.
     """
-    apart = [(role, structs.replace(item, apart=item.erased is None)) for role, item in kept]
+    apart = [(role, structs.replace(item, by_ref=item.erased is None)) for role, item in kept]
     entries = [{"role": role, "content": to_record(item)} for role, item in apart]
     small = [item for _, item in apart if item.data is not None]
     return manifest({"v": 1, "messages": entries}, "transcript"), small

@@ -56,7 +56,7 @@ async def export_sessions(store: SessionStore, session_ids: Sequence[str], path:
     A link is followed: the file it leads to becomes the export, and the link stays.
     """
     path = Path(path)
-    session_ids = list(dict.fromkeys(session_ids))  # naming one twice is no reason to hold it twice
+    session_ids = list(dict.fromkeys(session_ids))  # a session named twice is exported once
     for session_id in session_ids:
         await store.session_info(check_id(session_id))
     target = await asyncio.to_thread(_target, path)
@@ -142,11 +142,13 @@ def _target(path: Path) -> Path:
     except UnicodeEncodeError:
         named = False
     if not named or os.path.isdir(path):
-        raise InvalidInput(f"{str(path)!a} is a folder or no path; name a file to export to")
+        raise InvalidInput(
+            f"{str(path)!a} is a folder or not a valid path; name a file to export to"
+        )
     target = Path(os.path.realpath(path))
     # What is still a link leads to itself.
     if os.path.islink(target) or (os.path.exists(path) and not os.path.isfile(path)):
-        raise InvalidInput(f"{str(path)!r} is no regular file; name a file to export to")
+        raise InvalidInput(f"{str(path)!r} is not a regular file; name a file to export to")
     return target
 
 
@@ -211,7 +213,7 @@ def _read(path: Path) -> list[Copy]:
     try:
         return _read_logs(path)
     except (InvalidRef, InvalidId, LookupError, TypeError, ValueError) as error:
-        raise Corruption(f"{str(path)!r} is damaged or no export: {error!r}") from error
+        raise Corruption(f"{str(path)!r} is damaged or not an export: {error!r}") from error
 
 
 def _read_logs(path: Path) -> list[Copy]:
@@ -253,7 +255,9 @@ def _records(path: Path) -> Iterator[Any]:
             for number, line in enumerate(lines):
                 record = parse(line)
                 if ended or not isinstance(record, dict):
-                    raise ValueError("it goes on after its end" if ended else "a line is no record")
+                    raise ValueError(
+                        "it goes on after its end" if ended else "a line is not an object"
+                    )
                 if number == 0:
                     _check_header(path, record)
                 elif "end" in record:
@@ -270,14 +274,14 @@ def _records(path: Path) -> Iterator[Any]:
             f"{str(path)!r} cannot be read: {error}; name a file that an export made"
         ) from error
     except (zstd.ZstdError, EOFError, ValueError) as error:
-        raise Corruption(f"{str(path)!r} is damaged or no export: {error}") from error
+        raise Corruption(f"{str(path)!r} is damaged or not an export: {error}") from error
     if not ended:
         raise Corruption(f"{str(path)!r} is cut short or altered: its closing digest is wrong")
 
 
 def _check_header(path: Path, record: Any) -> None:
     if not isinstance(record, dict) or record.get("format") != FORMAT:
-        raise InvalidInput(f"{str(path)!r} is no Holdfast export")
+        raise InvalidInput(f"{str(path)!r} is not a Holdfast export")
     if record.get("v") != FORMAT_VERSION:
         raise StoreNewer(
             f"{str(path)!r} has export format {record.get('v')!r}; this release reads "

@@ -115,7 +115,7 @@ class CopyContract(ContractPlace):
         self, place: Place, store: SessionStore, tmp_path: Path
     ) -> None:
         """A fork whose first message repeats one it inherited has such a value."""
-        apart = structs.replace(slot("yes", "message"), apart=True)
+        apart = structs.replace(slot("yes", "message"), by_ref=True)
         transcript = manifest({"v": 1, "messages": [apart.ref()]}, "transcript")
         await store.create_session(
             "s-1", facts.SessionStarted(kind="fork", transcript=transcript), payloads=[apart]

@@ -411,7 +411,7 @@ class PayloadContract(ContractPlace):
     async def test_an_answer_that_equals_an_erased_part_brings_nothing_back(
         self, place: Place, store: SessionStore
     ) -> None:
-        part = structs.replace(slot("yes", "chunk"), apart=True)
+        part = structs.replace(slot("yes", "chunk"), by_ref=True)
         driver = await drive(store)
         vars_ = manifest({"x": part.ref()}, "vars")
         await driver.append(facts.VarsCheckpointed(vars=vars_), payloads=[part])
