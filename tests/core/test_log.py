@@ -179,7 +179,7 @@ def test_inline_bytes_that_are_not_what_their_id_says_are_refused():
 def test_a_slot_that_no_record_can_hold_is_refused(change):
     item = replace(slot("x" * 600, "message"), **change)
     new = facts.MessageAppended(message=1, role="user", content=item)
-    with pytest.raises(InvalidRef, match="no value that records can hold"):
+    with pytest.raises(InvalidRef, match="not a valid slot"):
         extend(begin().state, [new], at=AT)
 
 
