@@ -156,24 +156,24 @@ class Feed:
 
 
 class _Waiting:
-    """What both kinds of subscription share: a wake-up that any thread may ring, and an end."""
+    """What both kinds of subscription share: a wake-up from any thread, and an end."""
 
     def __init__(self, feed: Feed) -> None:
         self._feed = feed
-        self._bell = asyncio.Event()
+        self._wakeup = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self._ended = False
 
-    def ring(self) -> None:
+    def signal(self) -> None:
         try:
-            self._loop.call_soon_threadsafe(self._bell.set)
+            self._loop.call_soon_threadsafe(self._wakeup.set)
         except RuntimeError:  # the subscriber's loop is closed: nobody is left to wake
             self._feed.forget(self)
 
     def end(self) -> None:
         self._ended = True
         self._feed.forget(self)
-        self.ring()
+        self.signal()
 
     async def close(self) -> None:
         """End the iteration."""
@@ -203,13 +203,13 @@ class SessionSubscription(_Waiting):
 
     def wake(self) -> None:
         self._stale = True
-        self.ring()
+        self.signal()
 
     def offer(self, item: Transient) -> None:
         if len(self._transients) == TRANSIENT_ITEMS:
             self._dropped = True
         self._transients.append(item)
-        self.ring()
+        self.signal()
 
     def __aiter__(self) -> AsyncIterator[Event | Transient | Gap | Hint]:
         return self
@@ -219,7 +219,7 @@ class SessionSubscription(_Waiting):
 
     async def __anext__(self) -> Event | Transient | Gap | Hint:
         while not self._ended:
-            self._bell.clear()
+            self._wakeup.clear()
             if not self._page and self._stale:
                 self._stale = False
                 try:
@@ -241,7 +241,7 @@ class SessionSubscription(_Waiting):
                 return Gap(self.session_id, self._seq)
             if self._transients:
                 return self._transients.popleft()
-            await self._bell.wait()
+            await self._wakeup.wait()
         raise StopAsyncIteration
 
 
@@ -261,8 +261,8 @@ class HintSubscription(_Waiting):
             if len(self._hints) > HINT_ITEMS:
                 self._hints.popitem(last=False)
                 self._dropped = True
-        if first:  # else it has been rung, and whoever heard takes all there is
-            self.ring()
+        if first:  # else it has been signalled, and the subscriber takes all there is
+            self.signal()
 
     def __aiter__(self) -> AsyncIterator[Event | Transient | Gap | Hint]:
         return self
@@ -272,12 +272,12 @@ class HintSubscription(_Waiting):
 
     async def __anext__(self) -> Event | Transient | Gap | Hint:
         while not self._ended:
-            self._bell.clear()
+            self._wakeup.clear()
             with self._guard:
                 if self._dropped:
                     self._dropped = False
                     return Gap("", 0)
                 if self._hints:
                     return self._hints.popitem(last=False)[1]
-            await self._bell.wait()
+            await self._wakeup.wait()
         raise StopAsyncIteration

@@ -106,6 +106,11 @@ class Owner:
         """Tell whether one was stored so lately that taking a lease needs none of its own."""
         return ticks() - self._stored_at < self._interval / 2
 
+    @property
+    def is_started(self) -> bool:
+        """Tell whether the heartbeat is renewed, or was until it was stopped."""
+        return self._thread is not None
+
     def start(self) -> None:
         """Begin to renew the heartbeat; harmless when it is running already.
 

@@ -70,7 +70,7 @@ def migrations() -> list[tuple[int, str, str]]:
     return [(int(f.name[:4]), f.name, f.read_text(encoding="utf-8")) for f in files]
 
 
-class Patience:
+class BusyWait:
     """A busy handler: waits for another process's short transactions, 1 to 10 ms at a time."""
 
     def __init__(self) -> None:
@@ -107,7 +107,7 @@ class Database:
         """Return a new connection with this store's settings."""
         with self.failures(StoreFailed, "open"):
             connection = apsw.Connection(str(self.path), vfs=self._vfs)
-            connection.set_busy_handler(Patience())
+            connection.set_busy_handler(BusyWait())
             connection.pragma("synchronous", "FULL")
             connection.pragma("secure_delete", "ON")
             connection.pragma("trusted_schema", "OFF")
@@ -157,7 +157,7 @@ class Database:
             )
         with self.failures(StoreFailed, "open"):
             connection = apsw.Connection(uri, flags=flags, vfs=self._vfs)
-            connection.set_busy_handler(Patience())
+            connection.set_busy_handler(BusyWait())
             connection.pragma("trusted_schema", "OFF")
         return connection
 
@@ -220,16 +220,16 @@ class Database:
                         "than this release has; restore the store from an export"
                     )
 
-    def truncate_log(self, connection: apsw.Connection, patience: Patience) -> None:
+    def truncate_log(self, connection: apsw.Connection, busy_wait: BusyWait) -> None:
         """Empty the write-ahead log, so that no erased byte is left in it."""
-        patience.seconds = TRUNCATE_SECONDS
+        busy_wait.seconds = TRUNCATE_SECONDS
         try:
             connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
         except apsw.Error:
             # Another process reads; the log is emptied when the last one closes the store.
             logger.warning("the write-ahead log of %r was not emptied yet", str(self.path))
         finally:
-            patience.seconds = BUSY_SECONDS
+            busy_wait.seconds = BUSY_SECONDS
 
     def _enter_wal(self, connection: apsw.Connection) -> None:
         deadline = time.monotonic() + BUSY_SECONDS

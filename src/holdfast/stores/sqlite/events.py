@@ -132,25 +132,19 @@ class States:
     """The states of sessions, from memory where it is right, else from snapshot and log."""
 
     def __init__(self) -> None:
-        self._known: dict[str, tuple[SessionRow, State]] = {}
+        self._known: dict[str, State] = {}
 
-    def known(self, session_id: str) -> tuple[SessionRow, State] | None:
-        """Return the state at hand and its session's row, of which only what never moves counts."""
-        return self._known.get(session_id)
-
-    def remember(self, row: SessionRow, state: State) -> None:
-        """Keep a state at hand."""
+    def remember(self, state: State) -> None:
+        """Keep a state in memory."""
         if len(self._known) >= CACHED_STATES:
             self._known.clear()
-        self._known[row.id] = (row, state)
+        self._known[state.session] = state
 
     def load(self, cursor: apsw.Cursor, row: SessionRow) -> State:
         """Return the state at the tip of a session's log."""
         known = self._known.get(row.id)
-        if known is not None:
-            state = known[1]
-            if _is_at(state, row):
-                return state
+        if known is not None and _is_at(known, row):
+            return known
         state = _restore(cursor, row) or empty(row.id)
         for event in read(cursor, row, after=state.seq):
             if event.seq != state.seq + 1:
@@ -160,8 +154,8 @@ class States:
         if not _is_at(state, row):
             raise gap(row, state.seq + 1)
         known = self._known.get(row.id)
-        if known is None or known[1].seq <= state.seq:
-            self.remember(row, state)  # a reader may be behind the writer; the newer state stays
+        if known is None or known.seq <= state.seq:
+            self.remember(state)  # a reader may be behind the writer; the newer state stays
         return state
 
 

@@ -11,13 +11,15 @@ from functools import partial
 from typing import Any
 
 import apsw
+import msgspec
 from msgspec import structs
 
 from holdfast.blobs.port import BlobStore
 from holdfast.core.errors import Corruption, InvalidInput, PositionConflict
 from holdfast.core.events import Event, now
-from holdfast.core.facts import SessionStarted
+from holdfast.core.facts import Fact, SessionStarted
 from holdfast.core.fold import fold
+from holdfast.core.heads import EdgeDraft, HeadDraft
 from holdfast.core.ids import check_key
 from holdfast.core.log import Batch, extend
 from holdfast.core.payloads import Slot, walk
@@ -31,11 +33,23 @@ from holdfast.stores.port import (
     InboxItem,
     Lease,
 )
-from holdfast.stores.sqlite import events, foreseen, leases, payloads, sessions
+from holdfast.stores.sqlite import events, leases, payloads, sessions
 from holdfast.stores.sqlite.database import SQL
-from holdfast.stores.sqlite.foreseen import Foreseen, Request
-from holdfast.stores.sqlite.holdings import Holdings
 from holdfast.stores.sqlite.sessions import SessionRow
+
+
+class Request(msgspec.Struct, frozen=True, gc=False):
+    """What a caller asks to append."""
+
+    lease: Lease
+    after_seq: int
+    facts: Sequence[Fact]
+    head: HeadDraft | None
+    edges: Sequence[EdgeDraft]
+    consumes: Sequence[str]
+    payloads: Sequence[Slot]
+    adopt_from: str | None
+    release: bool
 
 
 class Log:
@@ -44,7 +58,6 @@ class Log:
     def __init__(self, blobs: BlobStore) -> None:
         self._blobs = blobs
         self.states = events.States()
-        self.holdings = Holdings()
 
     def create(
         self,
@@ -67,24 +80,6 @@ class Log:
         row = sessions.insert(cursor, batch.state)
         self._store(cursor, row, batch, source, empty(session_id))
         return batch.state
-
-    def foresee_lease(self, session_id: str, owner: str) -> Foreseen | None:
-        """Compute the lease of a session, where memory can tell that nobody drives it."""
-        if self.holdings.epoch(session_id) is not None:
-            return None
-        return foreseen.foresee_lease(
-            self.states.known(session_id), owner, self.holdings.left(session_id)
-        )
-
-    def realize(self, cursor: apsw.Cursor, items: Sequence[Foreseen]) -> None:
-        """Do what was foreseen; ConstraintError where not all is as it was thought to be.
-
-        Leases are noted here, before the commit; states by who asked, once it stands.
-        """
-        foreseen.write(cursor, items)
-        for item in items:
-            if isinstance(item.done, Lease):
-                self.holdings.take(item.done)
 
     def append(self, request: Request, cursor: apsw.Cursor) -> Appended:
         """Append one batch, checked against the session's row."""
@@ -138,7 +133,7 @@ class Log:
         events.insert(cursor, row.key, batch.events)
         if snapshots.is_due(batch.events[0].seq - 1, batch.state.seq):
             events.take_snapshot(cursor, row.key, batch.state)
-        self.states.remember(row, batch.state)
+        self.states.remember(batch.state)
 
     def _consume(self, cursor: apsw.Cursor, row: SessionRow, key: str, seq: int) -> None:
         item = leases.find_item(cursor, row, check_key(key, "inbox key"))
@@ -273,7 +268,7 @@ class Log:
         events.insert(cursor, row.key, new)
         events.take_snapshot(cursor, row.key, state)
         cursor.execute(SQL["mark_imported"], (rows.has_open_work(state), row.key))
-        self.states.remember(row, state)
+        self.states.remember(state)
         return ImportOutcome(copy.session, outcome, len(new)), state
 
     def _heal(self, cursor: apsw.Cursor, row: SessionRow, copy: Copy) -> SessionRow:

@@ -297,6 +297,9 @@ UPDATE sessions SET owner = ?, epoch = ?, imported = 0 WHERE key = ?
 -- name: release_lease
 UPDATE sessions SET owner = NULL WHERE id = ? AND owner = ? AND epoch = ?
 
+-- name: holds_lease
+SELECT 1 FROM sessions WHERE owner = ? LIMIT 1
+
 -- name: release_owner
 UPDATE sessions SET owner = NULL WHERE owner = ?
 
@@ -315,96 +318,3 @@ SELECT id, seq FROM sessions
 
 -- name: deleted_sessions
 SELECT id, 0 FROM tombstones WHERE key > ?
-
--- name: foreseen
--- Each row is an event, with what its append changes beside it in the row of its last one. What most
--- appends have nothing of is `seldom`, an object in JSON: a group binds every column of every row,
--- and keeps the interpreter from the event loop while it does.
-CREATE TEMP VIEW foreseen (
-  session, tenant, owner, epoch, was_seq, was_digest, seldom,
-  seq, type, version, at, digest, data,
-  payload, payload_at, bytes
-) AS SELECT
-  NULL, NULL, NULL, NULL, NULL, NULL, NULL,
-  NULL, NULL, NULL, NULL, NULL, NULL,
-  NULL, NULL, NULL;
-
--- Which of the two triggers comes first is SQLite's affair. A lease that the other one has given
--- back by now it has found held.
-CREATE TEMP TRIGGER foreseen_append INSTEAD OF INSERT ON foreseen BEGIN
-  UPDATE sessions SET seq = NEW.seq, digest = NEW.digest, updated_at = NEW.at
-  WHERE key = NEW.session AND tenant_key = NEW.tenant
-    AND (owner = NEW.owner OR owner IS NULL AND NEW.seldom ->> 'leaves')
-    AND epoch = NEW.epoch AND seq = NEW.was_seq AND digest = NEW.was_digest;
-  SELECT RAISE(ROLLBACK, 'the session is elsewhere')
-  WHERE NEW.was_digest IS NOT NULL AND changes() = 0;
-
-  INSERT INTO payloads (tenant, id, size, at, data, session, used)
-  SELECT NEW.tenant, NEW.payload, length(NEW.bytes), NEW.payload_at, NEW.bytes, NEW.session, 1
-  WHERE NEW.payload IS NOT NULL
-  ON CONFLICT (tenant, id) DO UPDATE SET used = 1 WHERE session = NEW.session AND used = 0;
-  INSERT INTO refs (payload, session, used)
-  SELECT key, NEW.session, 1 FROM payloads
-  WHERE tenant = NEW.tenant AND id = CASE WHEN changes() = 0 THEN NEW.payload END
-    AND session IS NOT NEW.session
-  ON CONFLICT DO UPDATE SET used = 1;
-
-  INSERT INTO events (session, seq, type, version, at, digest, data)
-  SELECT NEW.session, NEW.seq, NEW.type, NEW.version, NEW.at, NEW.digest, NEW.data
-  WHERE NEW.type IS NOT NULL;
-END;
-
-CREATE TEMP TRIGGER foreseen_seldom INSTEAD OF INSERT ON foreseen
-WHEN NEW.seldom IS NOT NULL BEGIN
-  UPDATE sessions SET owner = NEW.seldom ->> 'takes', epoch = NEW.epoch
-  WHERE NEW.seldom ->> 'takes' IS NOT NULL AND key = NEW.session AND owner IS NULL
-    AND epoch = NEW.epoch - 1 AND seq = NEW.was_seq AND imported = 0;
-  SELECT RAISE(ROLLBACK, 'the session is taken') WHERE NEW.seldom ->> 'takes' IS NOT NULL AND (
-    changes() = 0
-    OR EXISTS (SELECT 1 FROM inbox WHERE session = NEW.session AND consumed_seq IS NULL)
-  );
-
-  UPDATE sessions SET
-    status = NEW.seldom ->> 'status', turns = NEW.seldom ->> 'turns',
-    last_turn = NEW.seldom ->> 'last_turn', head = NEW.seldom ->> 'head',
-    usd = NEW.seldom ->> 'usd', tokens = NEW.seldom ->> 'tokens',
-    unknown_usd = NEW.seldom ->> 'unknown_usd'
-  WHERE key = NEW.session AND NEW.seldom ->> 'status' IS NOT NULL;
-
-  UPDATE inbox SET consumed_seq = NEW.seq
-  WHERE session = NEW.session AND name = NEW.seldom ->> 'item' AND consumed_seq IS NULL;
-  SELECT RAISE(ROLLBACK, 'nothing waits')
-  WHERE NEW.seldom ->> 'item' IS NOT NULL AND changes() = 0;
-
-  UPDATE sessions SET owner = NULL
-  WHERE NEW.seldom ->> 'leaves' AND key = NEW.session AND owner = NEW.owner;
-  SELECT RAISE(ROLLBACK, 'something waits') WHERE NEW.seldom ->> 'leaves' AND (
-    changes() = 0
-    OR EXISTS (SELECT 1 FROM inbox WHERE session = NEW.session AND consumed_seq IS NULL)
-  );
-
-  INSERT INTO snapshots (session, seq, fold, digest, checksum, body)
-  SELECT
-    NEW.session, NEW.seq, NEW.seldom ->> 'fold', NEW.digest,
-    unhex(NEW.seldom ->> 'checksum'), unhex(NEW.seldom ->> 'body')
-  WHERE NEW.seldom ->> 'fold' IS NOT NULL
-  ON CONFLICT (session) DO UPDATE SET
-    seq = excluded.seq, fold = excluded.fold, digest = excluded.digest,
-    checksum = excluded.checksum, body = excluded.body;
-
-  SELECT RAISE(ROLLBACK, 'a payload is not in use') FROM json_each(NEW.seldom, '$.needs') AS needed
-  WHERE NOT EXISTS (
-    SELECT 1 FROM payloads p LEFT JOIN refs r ON r.payload = p.key AND r.session = NEW.session
-    WHERE p.tenant = NEW.tenant AND p.id = unhex(needed.key) AND p.size = needed.value
-      AND p.data IS NOT NULL
-      AND CASE p.session WHEN NEW.session THEN p.used ELSE r.used END
-  );
-END
-
--- name: do_foreseen
--- Conflicts end the whole transaction: SQLite then need not keep what each row changed.
-INSERT OR ROLLBACK INTO foreseen VALUES (
-  ?, ?, ?, ?, ?, ?, ?,
-  ?, ?, ?, ?, ?, ?,
-  ?, ?, ?
-)

@@ -6,7 +6,6 @@ All functions run inside a transaction that the caller holds.
 from __future__ import annotations
 
 from collections.abc import Callable
-from operator import attrgetter
 from typing import Any
 
 import apsw
@@ -62,7 +61,7 @@ def look_up(cursor: apsw.Cursor, session_id: str) -> SessionRow | None:
 def insert(cursor: apsw.Cursor, state: State) -> SessionRow:
     """Add the row of a new session."""
     fixed = _fixed(cursor, state)
-    told = (state.session, *fixed, *_tip(state), *standing(state))
+    told = (state.session, *fixed, *_tip(state), *_summary(state))
     key = cursor.execute(SQL["insert_session"], told).get
     digest = bytes.fromhex(state.digest)
     return SessionRow(
@@ -95,18 +94,15 @@ def _fixed(cursor: apsw.Cursor, state: State) -> tuple[Any, ...]:
 
 def move(cursor: apsw.Cursor, key: int, state: State) -> None:
     """Say where a session stands after an append."""
-    cursor.execute(SQL["move_session"], (*_tip(state), *standing(state), key))
+    cursor.execute(SQL["move_session"], (*_tip(state), *_summary(state), key))
 
 
 def _tip(state: State) -> tuple[Any, ...]:
     return state.seq, bytes.fromhex(state.digest), state.updated_at
 
 
-STANDING = ("status", "turns", "last_turn", "head", "usd", "tokens", "unknown_usd")
-
-
-def standing(state: State) -> tuple[Any, ...]:
-    """Return what a session's row says of how things stand, beside its last event."""
+def _summary(state: State) -> tuple[Any, ...]:
+    """Return what a listing shows of a state."""
     spend = state.spend
     return (
         state.status,
@@ -117,15 +113,6 @@ def standing(state: State) -> tuple[Any, ...]:
         spend.tokens,
         spend.unknown_usd,
     )
-
-
-_stands = attrgetter("status", "last_turn", "head", "spend")
-
-
-def stands_as_before(before: State, after: State) -> bool:
-    """Tell at a glance that nothing of this has changed."""
-    turns = before.counters.get("turn") == after.counters.get("turn")
-    return turns and bool(_stands(before) == _stands(after))
 
 
 def delete(cursor: apsw.Cursor, row: SessionRow) -> None:

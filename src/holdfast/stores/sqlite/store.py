@@ -50,10 +50,9 @@ from holdfast.stores.port import (
     Lease,
     StoreFlags,
 )
-from holdfast.stores.sqlite import collector, foreseen, leases, payloads, sessions
+from holdfast.stores.sqlite import collector, leases, payloads, sessions
 from holdfast.stores.sqlite.database import SQL, Database
-from holdfast.stores.sqlite.foreseen import Request, foresee
-from holdfast.stores.sqlite.log import Log
+from holdfast.stores.sqlite.log import Log, Request
 from holdfast.stores.sqlite.readers import Readers
 from holdfast.stores.sqlite.reading import SqliteReading
 from holdfast.stores.sqlite.writer import Job, Writer
@@ -82,12 +81,13 @@ class SqliteSessionStore(SqliteReading):
         self._database = database
         self._connection = connection
         self._log = Log(blobs)
-        self._holdings = self._log.holdings
+        self._uncertain: dict[str, int] = {}
+        """Epochs of leases, by session, whose acquiring had an unknown outcome."""
         self._tenants: dict[str, str] = {}
         self._end = Ending(self._close)
         owner = Owner(self._beat, lease_seconds=lease_seconds)
         super().__init__(Readers(database), self._log.states, blobs, owner)
-        self._writer = Writer(database, connection, self._log.realize, self._heed)
+        self._writer = Writer(database, connection, self._wake)
 
     @classmethod
     async def open(
@@ -116,7 +116,6 @@ class SqliteSessionStore(SqliteReading):
             connection = database.connect()
             try:
                 database.prepare(connection)
-                foreseen.prepare(connection)
                 with database.failures(NothingWritten, "create the store"):
                     place.sync_directory(path)
                 return cls(path, database, blobs, connection, lease_seconds)
@@ -178,28 +177,14 @@ class SqliteSessionStore(SqliteReading):
         request = Request(
             lease, after_seq, facts, head, edges, consumes, given, adopt_from, release
         )
-        ahead = foresee(self._states.known(session_id), request)
-        if ahead is None:
-            return await self._append_unforeseen(request)
-        work = partial(self._log.append, request)
-        settled = self._settled(request) if release else None
-        job = Job(work, session_id, settled, _is_appended, ahead, _appended_place)
-        done = await self._writer.run(job)
-        if done is ahead.done:  # else the writer looked itself, and knows better
-            self._states.remember(ahead.row, done.state)
-        return done
-
-    async def _append_unforeseen(self, request: Request) -> Appended:
-        session_id = request.lease.session
-        if request.adopt_from is not None:
-            check_id(request.adopt_from)
-        large = _large(values_in(request.facts, request.head, request.payloads))
+        if adopt_from is not None:
+            check_id(adopt_from)
+        large = _large(values_in(facts, head, given))
         tenant = await self._tenant(session_id) if large else ""
         work = partial(self._log.append, request)
 
         def job() -> Job[Appended]:
-            settled = self._settled(request)
-            return Job(work, session_id, settled, _is_appended, moved=_appended_place)
+            return Job(work, session_id, stored=_is_appended, moved=_appended_place)
 
         return await self._with_blobs(large, tenant, job)
 
@@ -239,31 +224,33 @@ class SqliteSessionStore(SqliteReading):
             row = sessions.find(cursor, session_id)
             if sign is not None:
                 leases.beat(cursor, sign)
-            # A lease of ours that was never handed out is left from a commit that seemed to fail.
-            lost = row.owner == self.owner and row.epoch != self._holdings.epoch(session_id)
-            if not lost:
+            # A lease whose commit seemed to fail was never handed out: nobody drives by it.
+            ours = row.owner == self.owner
+            if not ours or self._uncertain.get(session_id) != row.epoch:
                 leases.check_free(cursor, row)
             if row.imported and not takeover:
                 raise rows.imported_error(session_id)
             epoch = leases.next_epoch(row)
             cursor.execute(SQL["take_lease"], (self.owner, epoch, row.key))
             inbox = leases.waiting(cursor, row)
-            lease = Lease(session_id, self.owner, epoch, row.seq, inbox)
-            self._holdings.take(lease)
-            return lease
+            return Lease(session_id, self.owner, epoch, row.seq, inbox)
+
+        def stored(cursor: apsw.Cursor, lease: Lease) -> bool:
+            row = sessions.look_up(cursor, session_id)
+            return row is not None and lease.is_of(row.owner, row.epoch)
 
         def taken(_: Lease) -> None:
+            self._uncertain.pop(session_id, None)
             if sign is not None:
                 self._owner.stored(sign)
             self._owner.start()
 
-        ahead = None if sign is not None else self._log.foresee_lease(session_id, self.owner)
-        job = Job(work, session_id, taken, foreseen=ahead)
+        job = Job(work, session_id, taken, stored)
         try:
             return await self._writer.run(job)
-        except StoreFailed:
+        except OutcomeUnknown:
             if job.result is not None:
-                self._holdings.undo(job.result)
+                self._uncertain[session_id] = job.result.epoch
             raise
         except asyncio.CancelledError:
             if job.result is not None and job.error is None:
@@ -290,7 +277,7 @@ class SqliteSessionStore(SqliteReading):
             with suppress(TypeError, OverflowError, UnicodeEncodeError):  # none that anybody holds
                 cursor.execute(SQL["release_lease"], (lease.session, lease.owner, lease.epoch))
 
-        await self._writer.run(Job(work, lease.session, lambda _: self._holdings.leave(lease)))
+        await self._writer.run(Job(work, lease.session))
 
     async def delete(self, session_id: str) -> None:
         """Delete a session that nobody drives."""
@@ -387,7 +374,7 @@ class SqliteSessionStore(SqliteReading):
     async def _close(self) -> None:
         def end() -> None:
             self._owner.stop()
-            if self._holdings:
+            if self._owner.is_started:
                 try:
                     self._writer.run_blocking(Job(self._leave))
                 except Exception:
@@ -402,25 +389,27 @@ class SqliteSessionStore(SqliteReading):
         cursor.execute(SQL["delete_owner"], (self.owner,))
 
     def _beat(self, sign: Heartbeat) -> None:
-        if self._holdings:
-            self._writer.run_blocking(Job(lambda cursor: leases.beat(cursor, sign)))
+        def work(cursor: apsw.Cursor) -> bool:
+            held = cursor.execute(SQL["holds_lease"], (sign.owner,)).fetchone() is not None
+            if held:  # else nothing changes, and nothing is synced
+                leases.beat(cursor, sign)
+            return held
+
+        if self._writer.run_blocking(Job(work)):
             self._owner.stored(sign)
 
     def _truncate(self, _: Any) -> None:
-        self._database.truncate_log(self._connection, self._writer.patience)
+        self._database.truncate_log(self._connection, self._writer.busy_wait)
 
-    def _settled(self, request: Request) -> Callable[[Appended], None] | None:
-        return (lambda _: self._holdings.leave(request.lease)) if request.release else None
-
-    def _heed(self, jobs: Sequence[Job[Any]]) -> None:
-        """Wake who follows the sessions that a group moved."""
+    def _wake(self, jobs: Sequence[Job[Any]]) -> None:
+        """Wake the subscribers of the sessions that a group moved."""
         if self._feed.is_quiet:
             return
         for job in jobs:
             if job.moved is not None and job.error is None:
-                place = job.moved(job.result)
-                if place is not None:
-                    self._feed.wake(*place)
+                position = job.moved(job.result)
+                if position is not None:
+                    self._feed.wake(*position)
 
     async def _tenant(self, session_id: str) -> str:
         tenant = self._tenants.get(session_id)

@@ -1,16 +1,9 @@
 """The writer: one thread, one connection, and group commit.
 
 Whatever queued while the previous commit was syncing goes into the next one; there is no timer, so
-a lone append waits for nobody. Where many are on their way they go in two halves that take turns:
-while one is written and synced, the callers of the other prepare their next writes. What was
-foreseen is written by one statement; where something is not as it was thought, or is more than
-that, jobs are done one by one, each with a savepoint of its own, so that one that is refused leaves
-the rest of its group untouched. Results reach their event loops only after the commit. Every
+a lone append waits for nobody. Each job of a group has a savepoint of its own, so that one that is
+refused leaves the others untouched. Results reach their event loops only after the commit. Every
 submitted job is settled, by the thread's own death if need be.
-
-The interpreter is what the writer and the event loops have to share. A loop that sleeps takes some
-time to wake; what the writer does until its next statement runs should take less, or the loop would
-have to wait for the interpreter and be woken a second time.
 """
 
 from __future__ import annotations
@@ -20,7 +13,7 @@ import logging
 import queue
 import threading
 from collections.abc import Callable, Sequence
-from contextvars import Context
+from contextlib import suppress
 from functools import partial
 from typing import Any, Generic, TypeVar
 
@@ -28,94 +21,46 @@ import apsw
 import msgspec
 
 from holdfast.core.errors import HoldfastError, NothingWritten, OutcomeUnknown, StoreFailed
-from holdfast.stores.bell import Bell
 from holdfast.stores.rows import closed_error
-from holdfast.stores.sqlite.database import FAILURES, SQL, Database, Patience
-from holdfast.stores.sqlite.foreseen import MOST_VALUES, Foreseen
+from holdfast.stores.sqlite.database import FAILURES, SQL, BusyWait, Database
 
 logger = logging.getLogger("holdfast.stores")
 
 T = TypeVar("T")
 
-Realize = Callable[[apsw.Cursor, Sequence[Foreseen]], None]
-"""Does what was foreseen; ConstraintError, and nothing at all, where something is not so."""
-
 GROUP_JOBS = 512
 WHOLE_JOBS = 16
-"""A larger group is written in halves: while one syncs, those of the other go on."""
-
-_BEFORE_COMMIT = frozenset(
-    {
-        apsw.SQLITE_IOERR_READ,
-        apsw.SQLITE_IOERR_SHORT_READ,
-        apsw.SQLITE_IOERR_LOCK,
-        apsw.SQLITE_IOERR_SHMOPEN,
-        apsw.SQLITE_IOERR_SHMLOCK,
-    }
-)
-"""Failures that end a statement before it commits; others may come after."""
+"""A larger group is written in halves: while one syncs, the callers of the other go on."""
 
 
 class Outcome(asyncio.Future[T]):
-    """What becomes of a job, whatever happens to the one who waits for it.
+    """A future that cannot be cancelled: the job is on its way.
 
-    It cannot be cancelled. A task that is cancelled while it waits here gets its CancelledError,
-    as asyncio has it for such a future, at the moment the outcome stands. And the task goes on at
-    that moment, inside the callback that hears of it, not in a later pass of the event loop: a lone
-    append takes a twentieth less.
+    A task that is cancelled while it waits here gets its CancelledError once the outcome is known,
+    as asyncio does for a future that refuses.
     """
 
-    _goes_on: Callable[[], object] | None = None
-
     def cancel(self, msg: Any = None) -> bool:
-        """Refuse: the job is on its way."""
+        """Refuse."""
         return False
-
-    def add_done_callback(
-        self, fn: Callable[[Outcome[T]], object], *, context: Context | None = None
-    ) -> None:
-        """Keep what lets the task go on that waits here; only tasks pass their context."""
-        if self._goes_on is not None or self.done() or context is None:
-            super().add_done_callback(fn, context=context)
-        else:
-            self._goes_on = partial(context.run, fn, self)
-
-    def tell(self, job: Job[T]) -> None:
-        """Take a job's outcome and let the one who waits go on."""
-        if job.error is None:
-            self.set_result(job.result)  # type: ignore[arg-type]
-        elif isinstance(job.error, StopIteration):
-            # No future takes this one, and nobody after it would hear of his job.
-            failed = StoreFailed(f"a write failed with {job.error!r}", session=job.session)
-            failed.__cause__ = job.error
-            self.set_exception(failed)
-        else:
-            self.set_exception(job.error)
-        goes_on = self._goes_on
-        if goes_on is not None:
-            self._goes_on = None
-            goes_on()
 
 
 class Job(msgspec.Struct, Generic[T], eq=False):
     """Work on its way through the writer.
 
-    `work` is its part of a transaction, and may be run again after a rollback. What is `foreseen`
-    is tried first: the same work, computed already, which counts where all is as it was thought.
-    `settled` is called in the writer after the commit with the result, and `moved` tells from it
-    which session stands where now. `stored` tells, on a later look at the database, whether the
-    work was committed; where it cannot tell it is None.
+    `work` is its part of a transaction, and may be run again after a rollback. `settled` is called
+    in the writer after the commit with the result, and `moved` tells from it which session is now
+    at which position. `stored` tells, on a later look at the database, whether the work was
+    committed; it is None where that cannot be told.
     """
 
     work: Callable[[apsw.Cursor], T]
     session: str | None = None
     settled: Callable[[T], None] | None = None
     stored: Callable[[apsw.Cursor, T], bool] | None = None
-    foreseen: Foreseen | None = None
     moved: Callable[[T], tuple[str, int] | None] | None = None
     result: T | None = None
     error: BaseException | None = None
-    bell: Bell[list[Job[Any]]] | None = None
     outcome: Outcome[T] | None = None
     done: threading.Event | None = None
 
@@ -127,33 +72,28 @@ class Writer:
         self,
         database: Database,
         connection: apsw.Connection,
-        realize: Realize,
-        heed: Callable[[Sequence[Job[Any]]], None],
+        committed: Callable[[Sequence[Job[Any]]], None],
     ) -> None:
-        """Start the thread; `heed` hears there of what is settled, before whoever asked for it."""
+        """Start the thread; `committed` is called there with each group, before its callers."""
         self._database = database
-        self._realize = realize
-        self._heed = heed
+        self._committed = committed
         self._connection = connection
         self._cursor = connection.cursor()
-        self.patience = Patience()
-        connection.set_busy_handler(self.patience)
+        self.busy_wait = BusyWait()
+        connection.set_busy_handler(self.busy_wait)
         self._queue: queue.SimpleQueue[Job[Any] | None] = queue.SimpleQueue()
-        self._told = 0  # how many heard of the last group: they may come back
+        self._delivered = 0  # size of the last group: its callers may come back
         self._closed = False
-        self._gate = threading.Lock()
+        self._lock = threading.Lock()
         self._refuse: Callable[[Job[Any]], HoldfastError] | None = None
         if database.read_only:
             self._refuse = lambda job: database.read_only_error(job.session)
-        self._bells: dict[asyncio.AbstractEventLoop, Bell[list[Job[Any]]]] = {}
         self._thread = threading.Thread(target=self._run, name="holdfast-writer", daemon=True)
         self._thread.start()
 
     def run(self, job: Job[T]) -> Outcome[T]:
         """Run a job; once submitted it is settled even if the caller is cancelled."""
-        loop = asyncio.get_running_loop()
-        job.bell = self._bells.get(loop) or self._add_bell(loop)
-        outcome: Outcome[T] = Outcome(loop=loop)
+        outcome: Outcome[T] = Outcome(loop=asyncio.get_running_loop())
         job.outcome = outcome
         self._submit(job)
         return outcome
@@ -169,26 +109,16 @@ class Writer:
 
     def close(self) -> None:
         """Finish what was submitted and end the thread."""
-        with self._gate:
+        with self._lock:
             if not self._closed:
                 self._closed = True
                 self._refuse = lambda _: closed_error(str(self._database.path))
                 self._queue.put(None)
         self._thread.join()
-        for bell in self._bells.values():
-            bell.close()
-        self._bells.clear()
         self._database.close(self._connection)
 
-    def _add_bell(self, loop: asyncio.AbstractEventLoop) -> Bell[list[Job[Any]]]:
-        with self._gate:
-            for old in [old for old in self._bells if old.is_closed()]:
-                self._bells.pop(old).close()
-            bell = self._bells[loop] = Bell(loop, _resolve)
-        return bell
-
     def _submit(self, job: Job[Any]) -> None:
-        with self._gate:
+        with self._lock:
             if self._refuse is not None:
                 raise self._refuse(job)
             self._queue.put(job)
@@ -199,7 +129,7 @@ class Writer:
             while self._take(jobs):
                 self._commit(jobs)
                 _deliver(jobs)
-                self._told = len(jobs)
+                self._delivered = len(jobs)
                 jobs = []  # nothing of them is kept while there is nothing to do
         except BaseException as error:
             logger.exception("the writer of %r died", str(self._database.path))
@@ -208,12 +138,11 @@ class Writer:
     def _take(self, jobs: list[Job[Any]]) -> bool:
         """Wait for the next group; tell whether there is one."""
         item = self._queue.get()
-        others = self._queue.qsize()  # nobody else takes from there
-        if not others and item is not None:
-            jobs.append(item)
-            return True
-        on_their_way = 1 + others + self._told
-        most = min(max(WHOLE_JOBS, (on_their_way + 1) // 2), GROUP_JOBS, 1 + others)
+        waiting = 1 + self._queue.qsize()  # nobody else takes from there
+        # The callers of the last group prepare their next jobs now. Taking half of all that are
+        # under way lets the two halves alternate: one is prepared while the other syncs.
+        half = (waiting + self._delivered + 1) // 2
+        most = min(waiting, GROUP_JOBS, max(WHOLE_JOBS, half))
         while item is not None:
             jobs.append(item)
             if len(jobs) == most:
@@ -234,7 +163,7 @@ class Writer:
             failed.__cause__ = error
             return failed
 
-        with self._gate:
+        with self._lock:
             self._refuse = partial(died, NothingWritten)
         for job in jobs:
             job.error = died(OutcomeUnknown, job)
@@ -247,72 +176,33 @@ class Writer:
         self._roll_back()
 
     def _commit(self, jobs: list[Job[Any]]) -> None:
-        """Commit a group: at once where all of it was foreseen, else job by job."""
-        items = _all_foreseen(jobs)
-        if items is None or not self._commit_at_once(jobs, items):
-            self._commit_in_steps(jobs, as_foreseen=items is None)
+        """Commit a group and what follows from it in this process."""
+        self._write(jobs)
         for job in jobs:
             if job.settled is not None and job.error is None:
                 _call(job.settled, job.result)
-        _call(self._heed, jobs)
+        _call(self._committed, jobs)
 
-    def _commit_at_once(self, jobs: list[Job[Any]], items: list[Foreseen]) -> bool:
-        """Settle a group by one statement; tell whether all was as it was thought to be."""
-        if self._connection.in_transaction:
-            # Left by one that could not be rolled back: nothing would be committed in there.
-            self._roll_back()
-            if self._connection.in_transaction:
-                return False
-        before = self._connection.total_changes()
-        try:
-            self._realize(self._cursor, items)
-            for job, item in zip(jobs, items, strict=True):
-                job.result = item.done
-        except apsw.BusyError as error:
-            for job in jobs:
-                job.error = self._named(error, job)
-        except BaseException as error:
-            if not _may_be_committed(error, self._connection.total_changes() != before):
-                return False
-            for job, item in zip(jobs, items, strict=True):
-                # Only who can be looked for has something that counts before it is certain.
-                job.result = None if job.stored is None else item.done
-            self._settle_failed_commit(jobs, error)
-        return True
-
-    def _commit_in_steps(self, jobs: list[Job[Any]], *, as_foreseen: bool = False) -> None:
-        """Commit a group; where storage fails under several jobs, each is tried alone."""
+    def _write(self, jobs: list[Job[Any]]) -> None:
+        """Write a group; where storage fails under several jobs, each is tried alone."""
+        self._roll_back()  # a transaction that could not be rolled back before
         try:
             self._cursor.execute(SQL["begin_write"])
-            left = self._work_as_foreseen(jobs) if as_foreseen else jobs
-            for job in left:
+            for job in jobs:
                 self._work(job, alone=len(jobs) == 1)
         except BaseException as error:
             self._roll_back()
-            if as_foreseen and isinstance(error, apsw.ConstraintError):
-                for job in jobs:
-                    job.error = None
-                self._commit_in_steps(jobs)
-            elif len(jobs) == 1:
+            if len(jobs) == 1:
                 jobs[0].error = self._named(error, jobs[0])
-            else:
-                for job in jobs:
-                    job.error = None
-                    self._commit_in_steps([job])
+                return
+            for job in jobs:
+                job.error = None
+                self._write([job])
             return
         try:
             self._cursor.execute(SQL["commit"])
         except BaseException as error:
             self._settle_failed_commit([job for job in jobs if job.error is None], error)
-
-    def _work_as_foreseen(self, jobs: list[Job[Any]]) -> list[Job[Any]]:
-        """Do what was foreseen; return the other jobs."""
-        ahead = {job: job.foreseen for job in jobs if job.foreseen is not None}
-        if ahead:
-            self._realize(self._cursor, list(ahead.values()))
-            for job, item in ahead.items():
-                job.result = item.done
-        return [job for job in jobs if job not in ahead]
 
     def _work(self, job: Job[Any], *, alone: bool) -> None:
         if alone:
@@ -336,8 +226,8 @@ class Writer:
     def _settle_failed_commit(self, jobs: list[Job[Any]], error: BaseException) -> None:
         """Find out what a failed commit did.
 
-        A look alone proves nothing: the lost commit may still stand at the end of the write-ahead
-        log and come back after a crash. So the look is part of a write that takes its place there;
+        A look alone proves nothing: the lost commit may still be at the end of the write-ahead log
+        and come back after a crash. So the look is part of a write that takes its place there;
         once that one is committed, what is not there is not there for good.
         """
         self._roll_back()
@@ -372,19 +262,6 @@ class Writer:
         return named
 
 
-def _all_foreseen(jobs: list[Job[Any]]) -> list[Foreseen] | None:
-    """Return what was foreseen of a group, where that is all of it and fits into one statement."""
-    items: list[Foreseen] = []
-    values = 0
-    for job in jobs:
-        item = job.foreseen
-        if item is None:
-            return None
-        items.append(item)
-        values += len(item.values)
-    return items if values <= MOST_VALUES else None
-
-
 def _call(function: Callable[[T], None], about: T) -> None:
     try:
         function(about)
@@ -392,42 +269,24 @@ def _call(function: Callable[[T], None], about: T) -> None:
         logger.exception("what follows a commit failed; the commit stands")
 
 
-def _may_be_committed(error: BaseException, changed: bool) -> bool:
-    """Tell whether a statement that commits by itself can have failed as late as that."""
-    if isinstance(error, apsw.IOError):
-        return getattr(error, "extendedresult", None) not in _BEFORE_COMMIT
-    if isinstance(error, apsw.Error):
-        return isinstance(error, apsw.FullError | apsw.NoMemError)
-    return changed  # not where a value could not even be handed over
-
-
 def _deliver(jobs: list[Job[Any]]) -> None:
-    bell = jobs[0].bell if jobs else None
+    """Hand a group's results to those who wait, one wake-up for each event loop."""
+    by_loop: dict[asyncio.AbstractEventLoop, list[Job[Any]]] = {}
     for job in jobs:
-        if job.bell is not bell:
-            break
-    else:
-        if bell is not None:  # one loop waits for all of them, as it mostly is
-            bell.ring(jobs)
-            return
-    by_bell: dict[Bell[list[Job[Any]]], list[Job[Any]]] = {}
-    for job in jobs:
-        if job.bell is not None:
-            by_bell.setdefault(job.bell, []).append(job)
+        if job.outcome is not None:
+            by_loop.setdefault(job.outcome.get_loop(), []).append(job)
         elif job.done is not None:
             job.done.set()
-    for bell, group in by_bell.items():
-        bell.ring(group)
+    for loop, group in by_loop.items():
+        with suppress(RuntimeError):  # the loop is closed: nobody waits there any more
+            loop.call_soon_threadsafe(_resolve, group)
 
 
 def _resolve(jobs: list[Job[Any]]) -> None:
-    left = iter(jobs)
-    try:
-        for job in left:
-            outcome = job.outcome
-            if outcome is not None and not outcome.done():
-                outcome.tell(job)
-    except BaseException:
-        if rest := list(left):  # a task ended the loop: should it run again, the others go on
-            asyncio.get_running_loop().call_soon(_resolve, rest)
-        raise
+    for job in jobs:
+        if job.outcome is None:
+            continue
+        if job.error is None:
+            job.outcome.set_result(job.result)
+        else:
+            job.outcome.set_exception(job.error)
