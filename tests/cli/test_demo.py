@@ -35,7 +35,7 @@ def test_the_tour_kills_resumes_forks_and_verifies(shell):
     assert lost >= 1
     assert sum(step["leaves"]["lost"] for step in turns[0]["steps"]) == lost
     assert turns[0]["cost_usd"] is None
-    assert f"{lost} leaf calls were lost in a crash" in shell.run(*store, "show", "harbour").stdout
+    assert f"{lost} leaf calls lost in a crash" in shell.run(*store, "show", "harbour").stdout
     leaves = shell.lines(*store, "events", "harbour", "--type", "leaf.called")
     assert sorted(leaf["data"].get("item", 0) for leaf in leaves) == list(range(32))
     assert shell.lines(*store, "events", "harbour-what-if", "--type", "leaf.called") == []

@@ -104,7 +104,7 @@ def test_show_tells_turns_steps_code_output_and_cost(work):
         "turn 1 · final",
         "answer = lm(",
         "> a test",
-        "1 leaf calls",
+        "1 leaf call, 0 failed",
         "quota",
         "for=tests",
     ):

@@ -17,10 +17,10 @@ import pytest
 
 import holdfast
 from holdfast.core.facts import LeafCalled, TurnPut
-from holdfast.runtime.journal import hydrate
 from holdfast.stores.memory.store import MemorySessionStore
 from holdfast.stores.port import SessionStore
 from holdfast.stores.verify import verify
+from holdfast.views.values import hydrate
 
 from .children import workload
 from .children.workload import FINALS, SESSION, Ledger

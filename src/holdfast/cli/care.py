@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import Any
 
 import click
 
-from holdfast.cli.naming import all_sessions, find_session
+from holdfast.cli.naming import find_session
 from holdfast.cli.options import Call, command, note
 from holdfast.cli.reading import with_store
 from holdfast.cli.terminal import one_line
@@ -21,6 +20,8 @@ from holdfast.stores.port import (
     SessionStore,
     VerifyReport,
 )
+from holdfast.views.documents import gc_document, import_document, verify_document
+from holdfast.views.sessions import all_sessions
 
 
 @command("verify")
@@ -33,33 +34,10 @@ def verify_command(call: Call, sessions: tuple[str, ...]) -> int:
         return [await verify(store, session) for session in await _named(store, sessions)]
 
     reports = with_store(call, work)
-    documents = [_report(report) for report in reports]
+    document = verify_document(reports)
     lines = [line for report in reports for line in _report_lines(report)]
-    good = all(report.ok for report in reports)
-    call.answer({"ok": good, "sessions": documents}, "\n".join(lines) or "no sessions")
-    return 0 if good else 1
-
-
-def _report(report: VerifyReport) -> dict[str, Any]:
-    return {
-        "session": report.session,
-        "ok": report.ok,
-        "events": report.events,
-        "payloads": report.payloads,
-        "erased": report.erased,
-        "expired": report.expired,
-        "head": report.head,
-        "digest": report.digest,
-        "problems": [
-            {
-                "kind": problem.kind,
-                "message": problem.message,
-                "seq": problem.seq,
-                "payload": problem.payload,
-            }
-            for problem in report.problems
-        ],
-    }
+    call.answer(document, "\n".join(lines) or "no sessions")
+    return 0 if document["ok"] else 1
 
 
 def _report_lines(report: VerifyReport) -> list[str]:
@@ -90,16 +68,10 @@ def gc_command(call: Call, dry_run: bool, grace_seconds: float) -> None:
         return await store.gc(dry_run=dry_run, grace_seconds=grace_seconds)
 
     report = with_store(call, work)
-    document = {
-        "payloads": report.payloads,
-        "bytes": report.bytes,
-        "kept": report.kept,
-        "dry_run": report.dry_run,
-        "ids": list(report.ids),
-    }
     verb = "would remove" if dry_run else "removed"
     call.answer(
-        document, f"{verb} {report.payloads} payloads, {report.bytes:,} bytes; kept {report.kept}"
+        gc_document(report),
+        f"{verb} {report.payloads} payloads, {report.bytes:,} bytes; kept {report.kept}",
     )
 
 
@@ -142,14 +114,8 @@ def import_command(call: Call, file: Path) -> None:
             await store.close()
 
     outcomes, unowned = asyncio.run(work())
-    document = {
-        "sessions": [
-            {"session": item.session, "outcome": item.outcome, "events": item.events}
-            for item in outcomes
-        ]
-    }
     lines = [f"{item.session}: {item.outcome}, {item.events} events" for item in outcomes]
-    call.answer(document, "\n".join(lines) or "the file holds no sessions")
+    call.answer(import_document(outcomes), "\n".join(lines) or "the file holds no sessions")
     if not call.as_json and unowned:
         names = ", ".join(unowned)
         note(f"read-only, as work is open in it: {names}; resume with --takeover, or fork")

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from holdfast import __version__
-from holdfast.cli.naming import all_sessions
 from holdfast.cli.options import Call, command
 from holdfast.cli.terminal import table
 from holdfast.core.errors import HoldfastError
 from holdfast.stores.choose import find_folder, open_store, store_url
 from holdfast.stores.port import SessionFilter
+from holdfast.views.sessions import all_sessions
 
 EXTRAS = {
     "models": "pydantic_ai",

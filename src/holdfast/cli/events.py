@@ -9,7 +9,6 @@ from difflib import get_close_matches
 
 import click
 
-from holdfast.cli.documents import event_document
 from holdfast.cli.naming import find_session
 from holdfast.cli.options import Call, command, session_argument
 from holdfast.cli.reading import opened
@@ -18,6 +17,7 @@ from holdfast.core.events import Event
 from holdfast.core.forms import FACTS
 from holdfast.core.payloads import from_record, is_slot
 from holdfast.stores.port import SessionStore
+from holdfast.views.documents import event_document
 
 PAGE_EVENTS = 500
 

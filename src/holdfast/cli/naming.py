@@ -2,31 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-
 from holdfast.core.errors import InvalidId, InvalidInput, SessionNotFound
-from holdfast.stores.port import SessionFilter, SessionInfo, SessionStore
+from holdfast.stores.port import SessionInfo, SessionStore
+from holdfast.views.sessions import all_sessions
 
-PAGE_SESSIONS = 1000
 CANDIDATES_SHOWN = 10
 
 
 class AmbiguousSession(InvalidInput):
     """Several sessions fit what was given."""
-
-
-async def all_sessions(
-    store: SessionStore, where: SessionFilter | None = None
-) -> AsyncIterator[SessionInfo]:
-    """Yield every session, newest first."""
-    cursor = None
-    while True:
-        page = await store.list_sessions(where, limit=PAGE_SESSIONS, cursor=cursor)
-        for info in page.sessions:
-            yield info
-        cursor = page.cursor
-        if cursor is None:
-            return
 
 
 async def find_session(store: SessionStore, given: str) -> SessionInfo:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import sys
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -14,8 +13,10 @@ from holdfast.cli.options import Call, command, note, session_argument
 from holdfast.cli.reading import with_reads, with_store
 from holdfast.cli.terminal import clean, dumps, table
 from holdfast.core.ids import check_content_id
-from holdfast.runtime.reads import Reads
 from holdfast.stores.port import SessionInfo, SessionStore
+from holdfast.views.documents import variables_document
+from holdfast.views.reads import Reads
+from holdfast.views.variables import VariablesView
 
 
 @command("payload")
@@ -73,37 +74,17 @@ def _text(data: bytes) -> str | None:
 def vars_command(call: Call, session: str) -> None:
     """List the variables of SESSION at its last checkpoint; nothing is run or loaded."""
 
-    async def read(store: SessionStore, reads: Reads) -> tuple[SessionInfo, Any]:
-        info = await find_session(store, session)
-        state = await store.load_state(info.id)
-        return info, None if state.vars is None else await reads.value(info.id, state.vars)
+    async def read(store: SessionStore, reads: Reads) -> VariablesView:
+        return await reads.variables((await find_session(store, session)).id)
 
-    info, manifest = with_reads(call, read)
-    # Both engines describe their variables in these words; the rest of a manifest is their own.
-    variables = sorted(
-        (
-            {
-                "name": item["name"],
-                "type": item["type"],
-                "size": item["size"],
-                "preview": item["preview"],
-                "kept": not item.get("whole", False),
-            }
-            for item in (manifest or {}).get("variables", [])
-        ),
-        key=lambda item: str(item["name"]),
-    )
-    document = {
-        "session": info.id,
-        "engine": (manifest or {}).get("engine"),
-        "variables": variables,
-    }
+    view = with_reads(call, read)
     rows = [
-        (item["name"], item["type"], f"{item['size']:,}", item["preview"] if item["kept"] else "—")
-        for item in variables
+        (item.name, item.type, f"{item.size:,}", item.preview if item.kept else "—")
+        for item in view.variables
     ]
     titles = ("NAME", "TYPE", "BYTES", "PREVIEW")
-    call.answer(document, table(titles, rows, widest=80) if rows else "no variables")
+    text = table(titles, rows, widest=80) if rows else "no variables"
+    call.answer(variables_document(view), text)
 
 
 @command("erase")

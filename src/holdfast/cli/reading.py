@@ -12,7 +12,7 @@ from holdfast.stores.choose import open_store
 from holdfast.stores.port import SessionStore
 
 if TYPE_CHECKING:
-    from holdfast.runtime.reads import Reads
+    from holdfast.views.reads import Reads
 
 _T = TypeVar("_T")
 
@@ -39,6 +39,6 @@ def with_store(call: Call, work: Callable[[SessionStore], Awaitable[_T]]) -> _T:
 
 def with_reads(call: Call, work: Callable[[SessionStore, Reads], Awaitable[_T]]) -> _T:
     """Do something with the store of a call and the history in it."""
-    from holdfast.runtime.reads import Reads
+    from holdfast.views.reads import Reads
 
     return with_store(call, lambda store: work(store, Reads(store)))

@@ -7,15 +7,17 @@ import sys
 
 import click
 
-from holdfast.cli.documents import cost_text, result_document, session_document
-from holdfast.cli.naming import all_sessions, find_session
+from holdfast.cli.naming import find_session
 from holdfast.cli.options import Call, command, note, session_argument
 from holdfast.cli.reading import opened, with_store
 from holdfast.cli.terminal import table
+from holdfast.cli.wording import cost_text
 from holdfast.core.errors import InvalidInput
 from holdfast.core.ids import friendly_name
 from holdfast.core.status import STATUSES
 from holdfast.stores.port import SessionFilter, SessionInfo, SessionStore
+from holdfast.views.documents import result_document, session_document
+from holdfast.views.sessions import all_sessions
 
 DEFAULT_ROWS = 50
 TITLES = ("SESSION", "NAME", "STATUS", "TURNS", "TOKENS", "COST", "UPDATED", "LABELS")

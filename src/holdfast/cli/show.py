@@ -5,20 +5,20 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import AsyncIterator
 from typing import Any
 
 import click
 
-from holdfast.cli.documents import Document, cost_text, form_text, session_document
 from holdfast.cli.naming import find_session
 from holdfast.cli.options import Call, command, session_argument
 from holdfast.cli.reading import opened
 from holdfast.cli.terminal import clean, one_line
-from holdfast.cli.transcript import Transcript
-from holdfast.core.errors import NotFound
-from holdfast.runtime.reads import Reads
+from holdfast.cli.wording import cost_text, count, form_text
 from holdfast.stores.port import SessionInfo
+from holdfast.views.documents import session_document, turn_document
+from holdfast.views.reads import Reads
+from holdfast.views.transcript import StepTranscript, TurnTranscript
+from holdfast.views.values import value_form
 
 SHOWN_LINES = 40
 SHOWN_CHARACTERS = 8000
@@ -34,17 +34,19 @@ def show_command(call: Call, session: str, turn: int | None, full: bool) -> None
     async def work() -> None:
         async with opened(call) as store:
             info = await find_session(store, session)
-            turns = Transcript(store, Reads(store), info.id).turns()
-            if turn is not None:
-                turns = await _only(turns, turn, info)
+            turns = Reads(store).transcript(info.id, turn=turn)
             if call.as_json:
-                document = {"session": session_document(info)}
-                call.answer(document | {"turns": [item async for item in turns]}, "")
+                documents = [turn_document(item) async for item in turns]
+                call.answer({"session": session_document(info), "turns": documents}, "")
                 return
+            # A turn that is not there is said before anything is printed.
+            first = await anext(turns, None)
             page = Page(colour=_styled(), full=full)
             page.session(info)
             if info.origin and turn is None:
                 page.aside(f"what it began with: {call.command_line('show', info.origin)}")
+            if first is not None:
+                page.turn(first)
             async for item in turns:
                 page.turn(item)
             if info.status == "interrupted":
@@ -56,20 +58,6 @@ def show_command(call: Call, session: str, turn: int | None, full: bool) -> None
 def _styled() -> bool:
     plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") in ("dumb", "unknown")
     return sys.stdout.isatty() and not plain
-
-
-async def _only(
-    turns: AsyncIterator[Document], wanted: int, info: SessionInfo
-) -> AsyncIterator[Document]:
-    """Return the one turn that is wanted, found before anything is printed."""
-    async for item in turns:
-        if item["turn"] == wanted:
-            return _one(item)
-    raise NotFound(f"session {info.id!r} has no turn {wanted}; it has {info.turns}")
-
-
-async def _one(item: Document) -> AsyncIterator[Document]:
-    yield item
 
 
 class Page:
@@ -88,45 +76,44 @@ class Page:
         parent = f" · child of {info.parent}" if info.parent else ""
         self.aside(f"{info.status} · {info.tokens:,} tokens · {cost}{origin}{parent}{labels}")
 
-    def turn(self, turn: Document) -> None:
+    def turn(self, turn: TurnTranscript) -> None:
         """Print one turn."""
         click.echo()
-        self._title(f"turn {turn['turn']} · {turn['status']} · {turn['at'][:19]}")
-        self._body(turn["message"])
-        for name, size in turn["inputs"].items():
-            self.aside(f"input {name}: {size:,} bytes")
-        for step in turn["steps"]:
+        self._title(f"turn {turn.turn} · {turn.status} · {turn.at[:19]}")
+        self._body(turn.message)
+        for name, size in turn.inputs.items():
+            self.aside(f"input {name}: {count(size, 'byte')}")
+        for step in turn.steps:
             self._step(step)
-        if turn["revivals"]:
-            times = turn["revivals"]
+        if turn.revivals:
+            times = turn.revivals
             self.aside("revived once" if times == 1 else f"revived {times} times")
-        if turn["error"] not in (None, *(step["error"] for step in turn["steps"])):
-            self._body(_problem(turn["error"]))
-        if turn["status"] == "final":
+        if turn.error not in (None, *(step.error for step in turn.steps)):
+            self._body(_problem(turn.error))
+        if turn.status == "final":
             self._title("answer")
-            self._body(form_text(turn["value"]))
-            self.aside(f"head {turn['head']}")
-        if turn["usage"] is not None:
-            self.aside(f"{_usage(turn['usage'])} · {cost_text(turn['cost_usd'])}")
+            self._body(form_text(value_form(turn.value)))
+            self.aside(f"head {turn.head}")
+        if turn.usage is not None:
+            self.aside(f"{_usage(turn.usage)} · {cost_text(turn.cost_usd)}")
 
-    def _step(self, step: Document) -> None:
-        cost = f" · {cost_text(step['cost_usd'])}" if step["usage"] is not None else ""
-        self._title(f"step {step['step']} · {step['status']} · {step['model']}{cost}")
-        if step["reply"] is not None:
-            self._body(step["reply"])
-        if step["error"] is not None:
-            self._body(_problem(step["error"]))
-        for cell in step["cells"]:
-            self.aside(f"cell {cell['eval']} · {cell['status']} · {cell['elapsed_ms']} ms")
-        leaves = step["leaves"]
-        if leaves["asked"]:
-            self.aside(f"{leaves['asked']} leaf calls, {leaves['failed']} failed")
-        if leaves["lost"]:
-            self.aside(
-                f"{leaves['lost']} leaf calls were lost in a crash: what they cost is unknown"
-            )
-        if step["observation"]:
-            self._body(step["observation"], mark="> ")
+    def _step(self, step: StepTranscript) -> None:
+        cost = f" · {cost_text(step.cost_usd)}" if step.usage is not None else ""
+        self._title(f"step {step.step} · {step.status} · {step.model}{cost}")
+        if step.reply is not None:
+            self._body(step.reply)
+        if step.error is not None:
+            self._body(_problem(step.error))
+        for cell in step.cells:
+            self.aside(f"cell {cell.eval} · {cell.status} · {cell.elapsed_ms} ms")
+        leaves = step.leaves
+        if leaves.asked:
+            self.aside(f"{count(leaves.asked, 'leaf call')}, {leaves.failed} failed")
+        if leaves.lost:
+            lost = count(leaves.lost, "leaf call")
+            self.aside(f"{lost} lost in a crash: the cost is unknown")
+        if step.observation:
+            self._body(step.observation, mark="> ")
 
     def _title(self, text: str) -> None:
         line = one_line(text, 200)
@@ -149,6 +136,7 @@ class Page:
 
 
 def _problem(error: Any) -> str:
+    error = value_form(error)
     if isinstance(error, dict) and "message" in error:
         return f"{error.get('code', 'error')}: {error['message']}"
     return str(error)

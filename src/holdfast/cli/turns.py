@@ -10,12 +10,12 @@ from typing import Any
 
 import click
 
-from holdfast.cli.documents import form_text, result_document, value_form
 from holdfast.cli.interruption import Interruption
 from holdfast.cli.naming import find_session
 from holdfast.cli.options import Call, command, note, session_argument
 from holdfast.cli.progress import shown
 from holdfast.cli.sessions import pair
+from holdfast.cli.wording import form_text
 from holdfast.core.errors import InvalidInput, StoreNotFound
 from holdfast.core.ids import friendly_name
 from holdfast.core.state import broken_off_spend
@@ -32,6 +32,8 @@ from holdfast.runtime.results import (
 from holdfast.runtime.runtime import Runtime, open_runtime
 from holdfast.runtime.settings import CHOICES, NAMES, NUMBERS, check_model, resolve
 from holdfast.stores.choose import find_folder, store_url
+from holdfast.views.documents import result_document
+from holdfast.views.values import value_form
 
 Act = Callable[[Runtime, str], Awaitable[TurnResult | None]]
 

@@ -21,10 +21,10 @@ from holdfast.kernels.surfaces import Surface
 from holdfast.runtime import prompt
 from holdfast.runtime.agent import Agent
 from holdfast.runtime.brokers import work_surface
-from holdfast.runtime.journal import hydrate
 from holdfast.runtime.settings import Settings
 from holdfast.stores.choose import STORE_FOLDER
 from holdfast.stores.port import SessionStore
+from holdfast.views.values import hydrate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -32,7 +32,7 @@ from holdfast.runtime.blueprint import Blueprint
 from holdfast.runtime.drive import Drive
 from holdfast.runtime.evaluation import checkpoint_slots
 from holdfast.runtime.gate import LeafGate
-from holdfast.runtime.journal import Journal, hydrate, namespace
+from holdfast.runtime.journal import Journal, namespace
 from holdfast.runtime.repeats import result_of
 from holdfast.runtime.results import BudgetExceeded, Failed, Stopped, Suspended, TurnResult
 from holdfast.runtime.shelter import ended
@@ -40,6 +40,7 @@ from holdfast.runtime.stops import stop_item
 from holdfast.runtime.surface_calls import abandoned
 from holdfast.runtime.transcript import Transcript, load_transcript, message_slots
 from holdfast.stores.port import InboxDraft, InboxItem, Lease, SessionStore
+from holdfast.views.values import hydrate
 
 logger = logging.getLogger("holdfast.runtime")
 

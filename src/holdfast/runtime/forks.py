@@ -13,9 +13,11 @@ from holdfast.core.errors import HeadNotFound
 from holdfast.core.facts import HeadPublished, SessionStarted
 from holdfast.core.ids import check_content_id
 from holdfast.core.payloads import Erased
-from holdfast.runtime.journal import hydrate, namespace
-from holdfast.runtime.transcript import kept_messages, transcript_manifest
+from holdfast.runtime.journal import namespace
+from holdfast.runtime.transcript import transcript_manifest
 from holdfast.stores.port import SessionStore
+from holdfast.views.messages import kept_messages
+from holdfast.views.values import hydrate
 
 PAGE_EVENTS = 200
 

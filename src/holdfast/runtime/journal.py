@@ -21,6 +21,7 @@ from holdfast.core.payloads import Slot, digest_form, manifest_slots
 from holdfast.core.state import State
 from holdfast.runtime.shelter import carried_through
 from holdfast.stores.port import Appended, Lease, SessionStore
+from holdfast.views.values import hydrate
 
 logger = logging.getLogger("holdfast.runtime")
 
@@ -154,14 +155,6 @@ class Journal:
     async def hydrate(self, item: Slot) -> Slot:
         """Return a slot with its bytes."""
         return await hydrate(self.store, self.session, item)
-
-
-async def hydrate(store: SessionStore, session_id: str, item: Slot) -> Slot:
-    """Return a slot with its bytes, read from the store where it is not inline."""
-    if item.data is not None:
-        return item
-    data = await store.get_payload(session_id, item.id)
-    return Slot(item.id, item.encoding, item.kind, item.size, data)
 
 
 async def namespace(store: SessionStore, session_id: str, item: Slot) -> Slot:

@@ -12,9 +12,9 @@ from typing import Any
 from holdfast.core import facts
 from holdfast.core.errors import InboxConsumed
 from holdfast.runtime.governor import Excess
-from holdfast.runtime.journal import hydrate
 from holdfast.runtime.results import BudgetExceeded, Failed, Final, Stopped, TimedOut, TurnResult
 from holdfast.stores.port import SessionStore
+from holdfast.views.values import hydrate
 
 KINDS: dict[str, type[TurnResult]] = {
     kind.STATUS: kind for kind in (Final, Failed, TimedOut, BudgetExceeded, Stopped)

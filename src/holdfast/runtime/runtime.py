@@ -41,7 +41,6 @@ from holdfast.runtime.agent import Agent, by_name
 from holdfast.runtime.driver import Driver, Warm, Work
 from holdfast.runtime.forks import fork_session
 from holdfast.runtime.gate import LeafGate
-from holdfast.runtime.reads import Reads
 from holdfast.runtime.repeats import result_of
 from holdfast.runtime.results import Queued, Stopped, TurnResult
 from holdfast.runtime.settings import Resolved, check_model, resolve
@@ -56,6 +55,7 @@ from holdfast.stores.port import (
     Subscription,
 )
 from holdfast.stores.rows import imported_error
+from holdfast.views.reads import Reads
 
 logger = logging.getLogger("holdfast.runtime")
 

@@ -1,0 +1,26 @@
+"""How values, counts and costs are worded for people."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+
+def form_text(form: Any) -> str:
+    """Return a value in JSON's form for people: text as it is, everything else as JSON."""
+    if isinstance(form, str):
+        return form
+    text = json.dumps(form, ensure_ascii=False)
+    return text if len(text) <= 100 else json.dumps(form, ensure_ascii=False, indent=2)
+
+
+def cost_text(usd: str | None, unknown: bool = False) -> str:
+    """Return a cost for people; what is unknown is said as unknown."""
+    if usd is None:
+        return "cost unknown"
+    return f"${usd}{' and unknown' if unknown else ''}"
+
+
+def count(number: int, noun: str) -> str:
+    """Return a number with its noun, in the plural where it is not one."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"

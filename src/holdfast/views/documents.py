@@ -1,0 +1,241 @@
+"""Views as JSON: the documents of `--json`, which `docs/reference/json.md` describes.
+
+Fields are always there, null where there is nothing to say. Values stand in the stored form of
+`holdfast.core.values`, in which what JSON cannot say is a one-key object such as `{"$tuple": []}`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from holdfast.core.events import Event, event_to_line
+from holdfast.core.facts import Usage
+from holdfast.core.ids import friendly_name
+from holdfast.stores.port import GcReport, ImportOutcome, SessionInfo, VerifyReport
+from holdfast.views.lineage import HeadView, TreeNode
+from holdfast.views.transcript import CellTranscript, StepTranscript, TurnTranscript
+from holdfast.views.values import value_form
+from holdfast.views.variables import VariablesView
+
+Document = dict[str, Any]
+
+
+class Result(Protocol):
+    """What a result of a turn says; `holdfast.runtime.results` has them."""
+
+    @property
+    def session(self) -> str: ...
+    @property
+    def status(self) -> str: ...
+    @property
+    def turn(self) -> int | None: ...
+    @property
+    def steps(self) -> int: ...
+    @property
+    def usage(self) -> Usage: ...
+    @property
+    def cost_usd(self) -> str | None: ...
+    @property
+    def head(self) -> str | None: ...
+
+
+def result_document(result: Result, *, status: str | None = None) -> Document:
+    """Return the document of what a turn came to; `status` is for one that has no result."""
+    status = status or result.status
+    error = getattr(result, "error", "")
+    return {
+        "session": result.session,
+        "name": friendly_name(result.session),
+        "status": status,
+        "turn": result.turn,
+        "value": value_form(getattr(result, "value", None)),
+        "head": result.head,
+        "steps": result.steps,
+        "usage": dict(result.usage),
+        "cost_usd": result.cost_usd,
+        "error": {"code": getattr(result, "code", status), "message": error} if error else None,
+        "calls": list(getattr(result, "calls", ())),
+        "key": getattr(result, "key", None),
+    }
+
+
+def session_document(info: SessionInfo) -> Document:
+    """Return one session's row of a listing."""
+    return {
+        "id": info.id,
+        "name": info.name,
+        "tenant": info.tenant,
+        "kind": info.kind,
+        "agent": info.agent,
+        "status": info.status,
+        "seq": info.seq,
+        "started_at": info.started_at,
+        "updated_at": info.updated_at,
+        "turns": info.turns,
+        "last_turn": info.last_turn,
+        "head": info.head,
+        "cost_usd": None if info.unknown_usd else info.usd,
+        "known_usd": info.usd,
+        "tokens": info.tokens,
+        "parent": info.parent,
+        "origin": info.origin,
+        "labels": info.labels,
+        "imported": info.imported,
+        "inbox": info.inbox,
+    }
+
+
+def event_document(event: Event) -> Document:
+    """Return one event as stored, with the session it belongs to."""
+    record: Document = json.loads(event_to_line(event))
+    return {"session": event.session} | record
+
+
+def turn_document(turn: TurnTranscript) -> Document:
+    """Return a turn with all that happened in it."""
+    return {
+        "turn": turn.turn,
+        "status": turn.status,
+        "seq": turn.seq,
+        "at": turn.at,
+        "message": turn.message,
+        "inputs": turn.inputs,
+        "steps": [_step(step) for step in turn.steps],
+        "revivals": turn.revivals,
+        "value": value_form(turn.value),
+        "error": value_form(turn.error),
+        "head": turn.head,
+        "usage": turn.usage,
+        "cost_usd": turn.cost_usd,
+        "elapsed_ms": turn.elapsed_ms,
+    }
+
+
+def _step(step: StepTranscript) -> Document:
+    leaves = step.leaves
+    return {
+        "step": step.step,
+        "status": step.status,
+        "model": step.model,
+        "reply": step.reply,
+        "observation": step.observation,
+        "cells": [_cell(cell) for cell in step.cells],
+        "leaves": {"asked": leaves.asked, "failed": leaves.failed, "lost": leaves.lost},
+        "usage": step.usage,
+        "cost_usd": step.cost_usd,
+        "latency_ms": step.latency_ms,
+        "error": value_form(step.error),
+    }
+
+
+def _cell(cell: CellTranscript) -> Document:
+    return {
+        "eval": cell.eval,
+        "status": cell.status,
+        "code": value_form(cell.code),
+        "output": value_form(cell.output),
+        "calls": cell.calls,
+        "elapsed_ms": cell.elapsed_ms,
+    }
+
+
+def head_document(head: HeadView, *, current: bool) -> Document:
+    """Return a head; `current` says whether the session goes on from it."""
+    return {
+        "id": head.id,
+        "seq": head.seq,
+        "at": head.at,
+        "kind": head.kind,
+        "turn": head.turn,
+        "basis": head.basis,
+        "range": list(head.range),
+        "digest": head.digest,
+        "current": current,
+    }
+
+
+def node_document(node: TreeNode) -> Document:
+    """Return a session in the tree of its family."""
+    info = node.info
+    return {
+        "id": info.id,
+        "name": info.name,
+        "kind": info.kind,
+        "status": info.status,
+        "turns": info.turns,
+        "head": info.head,
+        "parent": info.parent,
+        "origin": info.origin,
+        "depth": node.depth,
+    }
+
+
+def variables_document(view: VariablesView) -> Document:
+    """Return the namespace at a checkpoint."""
+    return {
+        "session": view.session,
+        "engine": view.engine,
+        "variables": [
+            {
+                "name": item.name,
+                "type": item.type,
+                "size": item.size,
+                "preview": item.preview,
+                "kept": item.kept,
+            }
+            for item in view.variables
+        ],
+    }
+
+
+def verify_document(reports: Sequence[VerifyReport]) -> Document:
+    """Return what verify found in sessions."""
+    return {
+        "ok": all(report.ok for report in reports),
+        "sessions": [_proof(report) for report in reports],
+    }
+
+
+def _proof(report: VerifyReport) -> Document:
+    return {
+        "session": report.session,
+        "ok": report.ok,
+        "events": report.events,
+        "payloads": report.payloads,
+        "erased": report.erased,
+        "expired": report.expired,
+        "head": report.head,
+        "digest": report.digest,
+        "problems": [
+            {
+                "kind": problem.kind,
+                "message": problem.message,
+                "seq": problem.seq,
+                "payload": problem.payload,
+            }
+            for problem in report.problems
+        ],
+    }
+
+
+def gc_document(report: GcReport) -> Document:
+    """Return what gc removed."""
+    return {
+        "payloads": report.payloads,
+        "bytes": report.bytes,
+        "kept": report.kept,
+        "dry_run": report.dry_run,
+        "ids": list(report.ids),
+    }
+
+
+def import_document(outcomes: Sequence[ImportOutcome]) -> Document:
+    """Return what an import did with each session."""
+    return {
+        "sessions": [
+            {"session": item.session, "outcome": item.outcome, "events": item.events}
+            for item in outcomes
+        ]
+    }
