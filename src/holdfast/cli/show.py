@@ -14,8 +14,9 @@ from holdfast.cli.options import Call, command, session_argument
 from holdfast.cli.reading import opened
 from holdfast.cli.terminal import clean, one_line
 from holdfast.cli.wording import cost_text, count, form_text
+from holdfast.core.events import Event
 from holdfast.stores.port import SessionInfo
-from holdfast.views.documents import session_document, turn_document
+from holdfast.views.documents import show_document
 from holdfast.views.reads import Reads
 from holdfast.views.transcript import StepTranscript, TurnTranscript
 from holdfast.views.values import value_form
@@ -36,8 +37,7 @@ def show_command(call: Call, session: str, turn: int | None, full: bool) -> None
             info = await find_session(store, session)
             turns = Reads(store).transcript(info.id, turn=turn)
             if call.as_json:
-                documents = [turn_document(item) async for item in turns]
-                call.answer({"session": session_document(info), "turns": documents}, "")
+                call.answer(show_document(info, [item async for item in turns]), "")
                 return
             # A turn that is not there is said before anything is printed.
             first = await anext(turns, None)
@@ -46,9 +46,9 @@ def show_command(call: Call, session: str, turn: int | None, full: bool) -> None
             if info.origin and turn is None:
                 page.aside(f"what it began with: {call.command_line('show', info.origin)}")
             if first is not None:
-                page.turn(first)
+                page.item(first)
             async for item in turns:
-                page.turn(item)
+                page.item(item)
             if info.status == "interrupted":
                 page.aside(f"interrupted; go on with: {call.command_line('resume', info.id)}")
 
@@ -76,8 +76,14 @@ class Page:
         parent = f" · child of {info.parent}" if info.parent else ""
         self.aside(f"{info.status} · {info.tokens:,} tokens · {cost}{origin}{parent}{labels}")
 
-    def turn(self, turn: TurnTranscript) -> None:
-        """Print one turn."""
+    def item(self, item: TurnTranscript | Event) -> None:
+        """Print one turn, or an event outside of all turns."""
+        if isinstance(item, Event):
+            self._raw(item)
+        else:
+            self._turn(item)
+
+    def _turn(self, turn: TurnTranscript) -> None:
         click.echo()
         self._title(f"turn {turn.turn} · {turn.status} · {turn.at[:19]}")
         self._body(turn.message)
@@ -88,6 +94,8 @@ class Page:
         if turn.revivals:
             times = turn.revivals
             self.aside("revived once" if times == 1 else f"revived {times} times")
+        for event in turn.raw:
+            self._raw(event)
         if turn.error not in (None, *(step.error for step in turn.steps)):
             self._body(_problem(turn.error))
         if turn.status == "final":
@@ -114,6 +122,11 @@ class Page:
             self.aside(f"{lost} lost in a crash: the cost is unknown")
         if step.observation:
             self._body(step.observation, mark="> ")
+
+    def _raw(self, event: Event) -> None:
+        self._title(f"event {event.seq} · {event.type} version {event.version}")
+        self.aside("not known to this release, shown as stored")
+        self._body(form_text(event.data))
 
     def _title(self, text: str) -> None:
         line = one_line(text, 200)

@@ -7,7 +7,7 @@ Fields are always there, null where there is nothing to say. Values stand in the
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
 from holdfast.core.events import Event, event_to_line
@@ -93,6 +93,17 @@ def event_document(event: Event) -> Document:
     return {"session": event.session} | record
 
 
+def show_document(info: SessionInfo, items: Iterable[TurnTranscript | Event]) -> Document:
+    """Return a session with its turns, and the events before them that nobody here knows."""
+    shown: Document = {"session": session_document(info), "turns": [], "raw": []}
+    for item in items:
+        if isinstance(item, Event):
+            shown["raw"].append(event_document(item))
+        else:
+            shown["turns"].append(turn_document(item))
+    return shown
+
+
 def turn_document(turn: TurnTranscript) -> Document:
     """Return a turn with all that happened in it."""
     return {
@@ -110,6 +121,7 @@ def turn_document(turn: TurnTranscript) -> Document:
         "usage": turn.usage,
         "cost_usd": turn.cost_usd,
         "elapsed_ms": turn.elapsed_ms,
+        "raw": [event_document(event) for event in turn.raw],
     }
 
 

@@ -137,8 +137,11 @@ class Reads:
 
     def transcript(
         self, session_id: str, *, turn: int | None = None
-    ) -> AsyncIterator[TurnTranscript]:
-        """Yield turns with all that happened in them, oldest first; only one where it is named."""
+    ) -> AsyncIterator[TurnTranscript | Event]:
+        """Yield turns with all that happened in them, oldest first; only one where it is named.
+
+        An event before the first turn that this release does not know comes as it is.
+        """
         return transcript(self._store, session_id, turn=turn)
 
     async def variables(self, session_id: str) -> VariablesView:

@@ -1,7 +1,8 @@
 """A session's history as people think of it: turns, in them steps, in them code and output.
 
 Made turn by turn from one walk over the log, with every value read, so that a long session is
-printed as it is read.
+printed as it is read. An event that this release does not know is shown raw, in the turn in which
+it stands; what refers to an entity that only such an event could have begun begins it here.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 from holdfast.core import facts
 from holdfast.core.errors import NotFound
 from holdfast.core.events import Event
+from holdfast.core.facts import Fact
 from holdfast.core.state import is_lost_leaf
 from holdfast.stores.port import SessionStore
 from holdfast.views.messages import read_message
@@ -78,28 +80,44 @@ class TurnTranscript:
     usage: facts.Usage | None = None
     cost_usd: str | None = None
     elapsed_ms: int | None = None
+    raw: tuple[Event, ...] = ()
+    """Events since it began whose type or version this release does not know."""
 
 
 async def transcript(
     store: SessionStore, session_id: str, *, turn: int | None = None
-) -> AsyncIterator[TurnTranscript]:
-    """Yield the turns, oldest first; the last one may be open. With `turn` only that one."""
+) -> AsyncIterator[TurnTranscript | Event]:
+    """Yield the turns, oldest first; the last one may be open. With `turn` only that one.
+
+    Events before the first turn that this release does not know come as they are.
+    """
     after = 0 if turn is None else await _before_turn(store, session_id, turn)
     building: _Turn | None = None
     while page := await store.read_events(session_id, after=after, limit=PAGE_EVENTS):
         for event in page:
-            fact: Any = event.fact() if event.known else None
-            if isinstance(fact, facts.TurnStarted):
+            number = _turn_number(event)
+            if number is not None and (building is None or number != building.number):
                 if building is not None:
                     yield building.done()
                     if turn is not None:
                         return
-                building = _Turn(store, session_id, event, fact)
-            elif building is not None and fact is not None:
-                await building.add(fact)
+                building = _Turn(store, session_id, event, number)
+            if building is not None:
+                await building.add(event)
+            elif not event.known:
+                yield event
         after = page[-1].seq
     if building is not None:
         yield building.done()
+
+
+def _turn_number(event: Event) -> int | None:
+    """Return the turn to which an event says that it belongs."""
+    if event.known:
+        return getattr(event.fact(), "turn", None)
+    # A newer release may mean anything by its fields; that a turn starts is all that is needed.
+    number = event.data.get("turn") if event.type == facts.TurnStarted.TYPE else None
+    return number if type(number) is int else None
 
 
 async def _before_turn(store: SessionStore, session_id: str, turn: int) -> int:
@@ -118,32 +136,35 @@ async def _before_turn(store: SessionStore, session_id: str, turn: int) -> int:
 class _Turn:
     """Puts one turn together from the facts that follow its start."""
 
-    def __init__(
-        self, store: SessionStore, session_id: str, event: Event, fact: facts.TurnStarted
-    ) -> None:
+    def __init__(self, store: SessionStore, session_id: str, first: Event, number: int) -> None:
+        self.number = number
         self._store = store
         self._session = session_id
-        self._turn = TurnTranscript(
-            turn=fact.turn,
-            seq=event.seq,
-            at=event.at,
-            inputs={name: item.size for name, item in fact.inputs.items()},
-        )
+        self._turn = TurnTranscript(turn=number, seq=first.seq, at=first.at)
         self._steps: dict[int, StepTranscript] = {}
 
     def done(self) -> TurnTranscript:
         """Return the turn as it stands."""
         return replace(self._turn, steps=tuple(self._steps.values()))
 
-    async def add(self, fact: Any) -> None:
-        """Add one fact that the log has of the turn."""
+    async def add(self, event: Event) -> None:
+        """Add one event that the log has of the turn."""
+        if event.known:
+            await self._add(event.fact())
+        else:
+            self._turn = replace(self._turn, raw=(*self._turn.raw, event))
+
+    async def _add(self, fact: Fact) -> None:
         match fact:
+            case facts.TurnStarted():
+                sizes = {name: item.size for name, item in fact.inputs.items()}
+                self._turn = replace(self._turn, inputs=sizes)
             case facts.MessageAppended():
                 await self._add_message(fact)
             case facts.StepStarted():
-                self._steps[fact.step] = StepTranscript(step=fact.step, model=fact.model)
+                self._steps[fact.step] = replace(self._step(fact.step), model=fact.model)
             case facts.StepPut():
-                step = self._steps[fact.step]
+                step = self._step(fact.step)
                 self._steps[fact.step] = replace(
                     step,
                     status=fact.status,
@@ -154,7 +175,7 @@ class _Turn:
                     error=await self._value(fact.error),
                 )
             case facts.EvalAdded():
-                step = self._steps[fact.step]
+                step = self._step(fact.step)
                 cell = CellTranscript(
                     eval=fact.eval,
                     status=fact.status,
@@ -167,7 +188,7 @@ class _Turn:
             case facts.LeafCalled():
                 self._count(fact.step, asked=1, failed=int(fact.status != "ok"))
             case facts.BudgetSettled() if is_lost_leaf(fact):
-                self._count(list(self._steps)[-1], lost=1)
+                self._count(self._last_step(), lost=1)
             case facts.SessionRevived():
                 self._turn = replace(self._turn, revivals=self._turn.revivals + 1)
             case facts.TurnPut():
@@ -186,17 +207,27 @@ class _Turn:
     async def _add_message(self, fact: facts.MessageAppended) -> None:
         text = (await read_message(self._store, self._session, fact.role, fact.content)).text
         if fact.role == "user":
-            self._turn = replace(self._turn, message=text)
-        elif self._steps:
-            step = self._steps[list(self._steps)[-1]]
-            is_reply = fact.role == "assistant"
-            step = replace(step, reply=text) if is_reply else replace(step, observation=text)
-            self._steps[step.step] = step
+            said = f"{self._turn.message}\n\n{text}" if self._turn.message else text
+            self._turn = replace(self._turn, message=said)
+            return
+        step = self._step(self._last_step() if fact.step is None else fact.step)
+        if fact.role == "assistant":
+            step = replace(step, reply=text)
+        else:
+            step = replace(step, observation=text)
+        self._steps[step.step] = step
 
-    def _count(self, step: int, asked: int = 0, failed: int = 0, lost: int = 0) -> None:
-        counts = self._steps[step].leaves
-        counts = LeafCounts(counts.asked + asked, counts.failed + failed, counts.lost + lost)
-        self._steps[step] = replace(self._steps[step], leaves=counts)
+    def _step(self, number: int) -> StepTranscript:
+        return self._steps.get(number) or StepTranscript(step=number)
+
+    def _last_step(self) -> int:
+        return list(self._steps)[-1] if self._steps else 0
+
+    def _count(self, number: int, asked: int = 0, failed: int = 0, lost: int = 0) -> None:
+        step = self._step(number)
+        was = step.leaves
+        counts = LeafCounts(was.asked + asked, was.failed + failed, was.lost + lost)
+        self._steps[number] = replace(step, leaves=counts)
 
     async def _value(self, item: Any) -> Any:
         return await value_or_erased(self._store, self._session, item)
