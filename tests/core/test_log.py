@@ -1,11 +1,13 @@
 """`extend` decides for every store what may be appended and what it becomes."""
 
+import dataclasses
+
 import pytest
 from hypothesis import given, settings
 from msgspec.structs import replace
 from walks import AT, begin, choices, walk
 
-from holdfast.core import facts
+from holdfast.core import facts, replay
 from holdfast.core.errors import (
     Corruption,
     HeadConflict,
@@ -15,13 +17,14 @@ from holdfast.core.errors import (
     InvalidRef,
     ReadOnlySession,
 )
-from holdfast.core.events import Event, chain_start, check_digest, event_digest
+from holdfast.core.events import Event, chain_start, check_digest, event_digest, stamp
 from holdfast.core.fold import fold
+from holdfast.core.forms import FACTS
 from holdfast.core.heads import EdgeDraft, HeadDraft
 from holdfast.core.log import extend
 from holdfast.core.payloads import INLINE_BYTES, Erased, Slot, manifest, slot, to_record
 from holdfast.core.state import State
-from holdfast.core.status import LEGAL, STATUSES, check_legal
+from holdfast.core.status import STATUSES, check_legal
 
 BIG = slot("b" * 600, "message")
 
@@ -281,16 +284,101 @@ def test_the_status_table_refuses_what_is_not_legal_and_names_what_would_be():
     assert caught.value.details == {"status": "running", "event": "turn.started"}
 
 
-@pytest.mark.parametrize("event_type", sorted(LEGAL))
-def test_the_status_table_is_what_the_log_enforces(event_type):
+@pytest.mark.parametrize("event_type", sorted(FACTS))
+def test_the_statuses_on_a_fact_are_those_in_which_the_log_takes_it(event_type):
+    legal = FACTS[event_type].LEGAL
     for status in ("new", *STATUSES):
-        if status in LEGAL[event_type]:
-            check_legal(status, event_type)
+        if status in legal:
+            check_legal(status, event_type, legal)
         else:
             with pytest.raises(IllegalTransition):
-                check_legal(status, event_type)
+                check_legal(status, event_type, legal)
 
 
 def test_an_ended_session_only_takes_lineage():
-    assert {kind for kind, legal in LEGAL.items() if "stopped" in legal} == {"lineage.added"}
-    assert {kind for kind, legal in LEGAL.items() if "new" in legal} == {"session.started"}
+    assert [kind for kind, cls in FACTS.items() if "stopped" in cls.LEGAL] == ["lineage.added"]
+    assert [kind for kind, cls in FACTS.items() if "new" in cls.LEGAL] == ["session.started"]
+
+
+def tool_call(call_id: str, **given: object) -> facts.CallRequested:
+    return facts.CallRequested(
+        call_id=call_id,
+        name="mail.send",
+        executor="server",
+        effect="once",
+        arguments=slot({}, "arguments"),
+        turn=1,
+        **given,
+    )
+
+
+SETTLED = [
+    facts.TurnPut(turn=1, status="failed"),
+    facts.TurnPut(turn=1, status="stopped"),
+    facts.SessionStopped(),
+    facts.SessionFailed(),
+]
+
+
+@pytest.mark.parametrize("end", SETTLED)
+def test_nothing_settles_while_a_call_of_it_is_open(end):
+    state = extend(running(), [tool_call("c-1", eval=1)], at=AT).state
+    with pytest.raises(InvalidInput, match="while c-1 has no outcome"):
+        extend(state, [end], at=AT)
+    outcome = facts.CallResolved(call_id="c-1", outcome="unknown")
+    assert extend(state, [outcome, end], at=AT).state.calls == {}
+
+
+def test_a_turn_does_not_settle_while_a_model_is_being_asked():
+    asked = extend(running(), [facts.StepStarted(step=1, turn=1, ordinal=1)], at=AT).state
+    with pytest.raises(InvalidInput, match="while step:1 has no outcome"):
+        extend(asked, [facts.TurnPut(turn=1, status="failed")], at=AT)
+    aside = facts.BudgetReserved(reservation="leaf:0")
+    with pytest.raises(InvalidInput, match="while leaf:0 has no outcome"):
+        extend(running(), [aside, facts.TurnPut(turn=1, status="failed")], at=AT)
+
+
+def test_a_turn_that_an_older_release_settled_beside_an_open_call_is_still_read():
+    state = extend(running(), [tool_call("c-1")], at=AT).state
+    event = stamp(state.digest, "s-1", state.seq + 1, AT, facts.TurnPut(turn=1, status="failed"))
+    after = replay.step(state, event)
+    assert (after.turn, after.calls, after.last_turn) == (None, {}, "failed")
+
+
+def test_calls_are_dispatched_while_they_are_open_and_wait_one_time_after_the_other():
+    state = extend(running(), [tool_call("c-1"), tool_call("c-2")], at=AT).state
+    assert state.calls["c-1"].stage == "requested"
+    state = extend(state, [facts.CallDispatched(calls=["c-1", "c-2"])], at=AT).state
+    assert {item.stage for item in state.calls.values()} == {"dispatched"}
+    for wrong in ([], ["c-3"]):
+        with pytest.raises(InvalidInput):
+            extend(state, [facts.CallDispatched(calls=wrong)], at=AT)
+    with pytest.raises(InvalidInput, match="next wait of call 'c-1' is 1"):
+        extend(state, [facts.CallSuspended(call_id="c-1", wait=2)], at=AT)
+
+
+def test_only_the_last_turn_that_ended_without_a_value_is_reopened():
+    ended = extend(running(), [facts.TurnPut(turn=1, status="failed")], at=AT).state
+    again = extend(ended, [facts.TurnReopened(turn=1)], at=AT).state
+    assert (again.status, again.turn.turn, again.turn.phase) == ("running", 1, "opened")
+    with pytest.raises(InvalidInput, match="cannot be reopened"):
+        extend(ended, [facts.TurnReopened(turn=2)], at=AT)
+    second = [facts.TurnStarted(turn=2), facts.TurnPut(turn=2, status="failed")]
+    with pytest.raises(InvalidInput, match="only the last turn"):
+        extend(extend(ended, second, at=AT).state, [facts.TurnReopened(turn=1)], at=AT)
+
+
+def test_the_same_edge_told_twice_counts_once():
+    edge = EdgeDraft(
+        type="invocation", from_session="p-1", to_session="s-1", to_head="sha256:" + "0" * 64
+    )
+    once = extend(begin().state, [], edges=[edge, edge], at=AT).state
+    assert extend(once, [], edges=[edge], at=AT).state.counters["edge"] == 1
+    other = dataclasses.replace(edge, call_id="c-1")
+    assert extend(once, [], edges=[other], at=AT).state.counters["edge"] == 2
+
+
+def test_a_session_that_was_moved_takes_no_more():
+    moved = extend(begin().state, [facts.SessionMoved(to="elsewhere")], at=AT).state
+    with pytest.raises(ReadOnlySession, match="moved to elsewhere"):
+        extend(moved, [facts.TurnStarted(turn=1)], at=AT)

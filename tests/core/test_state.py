@@ -12,7 +12,7 @@ from holdfast.core import facts
 from holdfast.core.fold import fold
 from holdfast.core.log import extend
 from holdfast.core.payloads import slot
-from holdfast.core.state import Reserved, Spend, State, broken_off_spend, empty
+from holdfast.core.state import Reserved, Spend, State, empty
 from holdfast.testing.histories import finish_turn, start_turn
 
 
@@ -90,6 +90,45 @@ def test_a_turn_is_suspended_while_all_its_calls_wait_and_running_once_one_does_
     assert state.calls == {}
 
 
+def test_a_session_without_a_turn_is_suspended_while_its_calls_wait():
+    state = play(begin().state, request("a", turn=None))
+    assert state.status == "running"
+    state = play(state, facts.CallSuspended(call_id="a", kind="approval", assignee="ann"))
+    assert (state.status, state.calls["a"].waits_for) == ("suspended", "approval")
+    assert play(state, facts.CallResolved(call_id="a", outcome="ok")).status == "idle"
+
+
+def test_what_a_step_may_cost_is_set_aside_until_its_outcome():
+    step = facts.StepStarted(
+        step=1,
+        turn=1,
+        ordinal=0,
+        reserved_usd="0.2",
+        reserved_input_tokens=3,
+        reserved_output_tokens=4,
+    )
+    state = play(begin().state, facts.TurnStarted(turn=1), step)
+    assert state.reserved == {"step:1": Reserved("0.2", 7, 3)}
+    assert play(state, facts.StepPut(step=1, turn=1, status="unknown")).reserved == {}
+
+
+def test_what_children_spent_is_kept_apart_from_what_the_session_did():
+    aside = facts.BudgetReserved(reservation="call:c-1", usd="1", child="s-2")
+    ended = facts.BudgetSettled(
+        reservation="call:c-1", child="s-2", usd="0.4", tokens=10, held_usd="0.1", unknown_calls=1
+    )
+    state = play(begin().state, aside, ended)
+    assert (state.spend.usd, state.delegated.usd, state.total.usd) == ("0", "0.4", "0.4")
+    assert (state.total.held_usd, state.total.unknown_usd, state.reserved) == ("0.1", 1, {})
+
+
+def test_a_fork_inside_of_a_turn_begins_with_that_turn_open():
+    started = facts.SessionStarted(kind="fork", turn={"steps": 3})
+    state = extend(empty("s-9"), [started], at=AT).state
+    assert (state.status, state.turn.turn, state.turn.steps) == ("running", 1, 3)
+    assert state.next("turn") == 2
+
+
 def test_a_failed_turn_does_not_fail_its_session():
     state = play(
         begin().state, facts.TurnStarted(turn=1), facts.TurnPut(turn=1, status="failed", steps=0)
@@ -131,9 +170,9 @@ def test_what_was_set_aside_and_lost_counts_once_at_its_ceiling():
     assert (state.spend, state.reserved) == (Spend(), {})
     state = play(state, aside)
     assert state.reserved == {"leaf:0": Reserved("0.05", 9)}
-    assert broken_off_spend(state)[1] is None
     state = play(state, lost, lost)
-    assert (state.spend.usd, state.spend.tokens, state.reserved) == ("0.05", 9, {})
+    assert (state.spend.usd, state.spend.tokens, state.reserved) == ("0", 0, {})
+    assert (state.spend.held_usd, state.spend.held_tokens) == ("0.05", 9)
     assert (state.spend.unknown_usd, state.spend.unknown_tokens) == (1, 1)
     unbounded = facts.BudgetReserved(reservation="leaf:0")
     state = play(state, unbounded, facts.BudgetSettled(reservation="leaf:0", unknown=True))
@@ -150,7 +189,8 @@ def test_revivals_count_up_until_there_is_an_outcome():
 
 @pytest.mark.parametrize("end", [facts.SessionStopped(), facts.SessionFailed()])
 def test_an_ended_session_has_nothing_open(end):
-    state = play(begin().state, facts.TurnStarted(turn=1), request("a"), end)
+    done = facts.CallResolved(call_id="a", outcome="cancelled")
+    state = play(begin().state, facts.TurnStarted(turn=1), request("a"), done, end)
     assert (state.turn, state.calls) == (None, {})
     assert state.status == end.TYPE.removeprefix("session.")
 
@@ -164,5 +204,5 @@ def test_what_was_spent_does_not_hang_on_the_decimal_context_of_a_thread():
     put = facts.StepPut(step=1, turn=1, status="replied", cost_usd="0.123456789")
     with localcontext(prec=3, capitals=0, traps=[Inexact]):
         after = play(state, put)
-        assert after.turn_spend()[1] == "0.123456789"
+        assert after.turn_spend().usd == "0.123456789"
     assert after.spend.usd == "0.123456789"

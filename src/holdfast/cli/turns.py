@@ -18,7 +18,6 @@ from holdfast.cli.sessions import pair
 from holdfast.cli.wording import form_text
 from holdfast.core.errors import InvalidInput, StoreNotFound
 from holdfast.core.ids import friendly_name
-from holdfast.core.state import broken_off_spend
 from holdfast.runtime.inputs import check_names
 from holdfast.runtime.results import (
     BudgetExceeded,
@@ -31,6 +30,7 @@ from holdfast.runtime.results import (
 )
 from holdfast.runtime.runtime import Runtime, open_runtime
 from holdfast.runtime.settings import CHOICES, NAMES, NUMBERS, check_model, resolve
+from holdfast.runtime.settle import broken_off
 from holdfast.stores.choose import find_folder, store_url
 from holdfast.views.documents import result_document
 from holdfast.views.values import value_form
@@ -262,13 +262,15 @@ async def _interrupted(
 ) -> int:
     state = await runtime.state(session)
     if call.as_json:
-        usage, cost_usd = broken_off_spend(state)
+        spend = broken_off(state)
         so_far = TurnResult(
             session=session,
             turn=state.turn.turn if state.turn else None,
             steps=state.turn.steps if state.turn else 0,
-            usage=usage,
-            cost_usd=cost_usd,
+            usage={"input_tokens": spend.input_tokens, "output_tokens": spend.output_tokens},
+            cost_usd=spend.usd,
+            held_usd=spend.held_usd if spend.unknown_usd else None,
+            unknown_calls=spend.unknown_usd,
             head=state.head,
         )
         call.answer(result_document(so_far, status="interrupted"), "")

@@ -23,7 +23,7 @@ from holdfast.core.errors import (
 )
 from holdfast.core.events import Event, stamp
 from holdfast.core.facts import Fact, HeadPublished
-from holdfast.core.fold import apply
+from holdfast.core.fold import OPEN_TURN_STATUSES, apply
 from holdfast.core.forms import check_type, slots_of
 from holdfast.core.heads import EdgeDraft, HeadDraft
 from holdfast.core.ids import check_content_id, check_id, check_key
@@ -36,18 +36,10 @@ from holdfast.core.payloads import (
     is_proven_text,
     manifest_slots,
 )
-from holdfast.core.state import State
-from holdfast.core.status import LEGAL, check_legal
+from holdfast.core.state import State, is_model_call
+from holdfast.core.status import check_legal
 from holdfast.core.values import MAX_INTEGER
 
-_NUMBERED: dict[type[Fact], str] = {
-    facts.MessageAppended: "message",
-    facts.SessionCompacted: "message",
-    facts.TurnStarted: "turn",
-    facts.StepStarted: "step",
-    facts.EvalAdded: "eval",
-    facts.LeafCalled: "leaf",
-}
 _OWN = frozenset({HeadPublished, facts.LineageAdded})
 _BOUNDARIES = frozenset({facts.TurnPut, facts.SessionCompacted})
 _MARKED = _OWN | _BOUNDARIES
@@ -138,6 +130,7 @@ def draft(
                     f"{fact.TYPE} is written by the log itself: pass head= or edges="
                 )
             bounds = True
+        check_settled(state, fact)
         state = _add(state, fact, at, events, slots)
     if head is not None:
         check_kind(head, HeadDraft, "head")
@@ -219,6 +212,10 @@ def _check_head(state: State, fact: HeadPublished) -> None:
                 f"{state.counters.get('turn', 0)}, "
                 f"{'open' if state.turn is not None else state.last_turn}"
             )
+    elif fact.kind == "run_final":
+        raise InvalidInput(
+            f"a head of kind 'run_final' needs a finished run; session {state.session!r} is not one"
+        )
     elif state.compact_from is None or state.compact_from <= state.head_end:
         raise InvalidInput(
             f"a head of kind {fact.kind!r} needs a session.compacted since the last head of "
@@ -228,18 +225,43 @@ def _check_head(state: State, fact: HeadPublished) -> None:
 
 def check_fact(state: State, fact: Fact) -> None:
     """Refuse a fact that does not follow from the state before it."""
-    legal, counter, check = _RULES[type(fact)]
-    if state.status not in legal:
-        check_legal(state.status, fact.TYPE)
-    if counter is not None:
-        due = state.counters.get(counter, 0) + 1
-        if getattr(fact, counter) != due:
-            raise InvalidInput(
-                f"{fact.TYPE} has {counter} {getattr(fact, counter)}, but the next {counter} of "
-                f"session {state.session!r} is {due}"
-            )
+    cls = type(fact)
+    if cls not in _KNOWN:
+        check_type(cls)
+        _KNOWN.add(cls)
+    if state.status not in cls.LEGAL:
+        check_legal(state.status, fact.TYPE, cls.LEGAL)
+    counter = cls.NUMBERED
+    if counter is not None and getattr(fact, counter) != state.next(counter):
+        raise InvalidInput(
+            f"{fact.TYPE} has {counter} {getattr(fact, counter)}, but the next {counter} of "
+            f"session {state.session!r} is {state.next(counter)}"
+        )
+    check = _CHECKS.get(cls)
     if check is not None:
         check(state, fact)
+
+
+def check_settled(state: State, fact: Fact) -> None:
+    """Refuse an end of a turn or a session while a call of it is open.
+
+    Not part of `check_fact`: logs of the first format hold such turns, and stay readable.
+    """
+    match fact:
+        case facts.TurnPut() if fact.status not in OPEN_TURN_STATUSES:
+            turn: int | None = fact.turn
+        case facts.SessionStopped() | facts.SessionFailed():
+            turn = None
+        case _:
+            return
+    unsettled = [call.call_id for call in state.calls_of(turn)]
+    if state.turn is not None and turn in (None, state.turn.turn):
+        unsettled += [key for key in state.reserved if is_model_call(key)]
+    if unsettled:
+        raise InvalidInput(
+            f"{fact.TYPE} would settle session {state.session!r} while {', '.join(unsettled)} "
+            "has no outcome; bring each outcome in the same append, before it"
+        )
 
 
 def _check_start(state: State, fact: facts.SessionStarted) -> None:
@@ -273,6 +295,33 @@ def _check_call(state: State, fact: Any) -> None:
         raise InvalidInput(f"call {call_id!r} is not open: it has its one outcome or never began")
 
 
+def _check_dispatch(state: State, fact: facts.CallDispatched) -> None:
+    if not fact.calls:
+        raise InvalidInput("call.dispatched names no call; name those that start")
+    for call_id in fact.calls:
+        call = state.calls.get(check_key(call_id, "call id"))
+        if call is None:
+            raise InvalidInput(f"call {call_id!r} is not open; it cannot be dispatched")
+
+
+def _check_wait(state: State, fact: facts.CallSuspended) -> None:
+    _check_call(state, fact)
+    due = state.calls[fact.call_id].wait + 1
+    if fact.wait != due:
+        raise InvalidInput(
+            f"call.suspended has wait {fact.wait}, but the next wait of call {fact.call_id!r} is "
+            f"{due}"
+        )
+
+
+def _check_reopened(state: State, fact: facts.TurnReopened) -> None:
+    if state.settled is None or state.settled.turn != fact.turn:
+        raise InvalidInput(
+            f"turn {fact.turn} of session {state.session!r} cannot be reopened: only the last "
+            "turn can, if it ended without a final value"
+        )
+
+
 def _check_open(state: State, fact: facts.TurnPut | facts.StepPut) -> None:
     turn = state.turn
     if turn is None or turn.turn != fact.turn:
@@ -283,6 +332,9 @@ def _check_open(state: State, fact: facts.TurnPut | facts.StepPut) -> None:
 
 _CHECKS: dict[type[Fact], Callable[[State, Any], None]] = {
     **dict.fromkeys(_ABOUT_CALLS, _check_call),
+    facts.CallSuspended: _check_wait,
+    facts.CallDispatched: _check_dispatch,
+    facts.TurnReopened: _check_reopened,
     facts.TurnPut: _check_open,
     facts.StepPut: _check_open,
     HeadPublished: _check_head,
@@ -291,16 +343,8 @@ _CHECKS: dict[type[Fact], Callable[[State, Any], None]] = {
 }
 
 
-class _Rules(dict[type[Fact], tuple[frozenset[str], str | None, Any]]):
-    """By fact type: in which statuses it is legal, by what it is numbered, what else it must be."""
-
-    def __missing__(self, cls: type[Fact]) -> tuple[frozenset[str], str | None, Any]:
-        check_type(cls)
-        rule = self[cls] = (LEGAL[cls.TYPE], _NUMBERED.get(cls), _CHECKS.get(cls))
-        return rule
-
-
-_RULES = _Rules()
+_KNOWN: set[type[Fact]] = set()
+"""Fact types that were found to be ours."""
 
 
 def _payloads(

@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from holdfast.core.facts import Fact
 from holdfast.core.payloads import Slot
+from holdfast.core.status import IDLE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -14,6 +15,7 @@ class RunStarted(Fact):
     """A workflow began."""
 
     TYPE: ClassVar[str] = "run.started"
+    LEGAL: ClassVar[frozenset[str]] = frozenset({IDLE})
     workflow: str
     workflow_hash: str | None = None
     inputs: dict[str, Slot] = field(default_factory=dict)
@@ -143,6 +145,7 @@ class ArtifactWritten(Fact):
     """A node published a version of its artifact."""
 
     TYPE: ClassVar[str] = "artifact.written"
+    COUNTS: ClassVar[str | None] = "artifact"
     node: str
     version: int
     data: Slot

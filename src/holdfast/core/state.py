@@ -36,12 +36,108 @@ _MONEY = Context(
 )
 
 
-def _plus(one: str, other: str) -> str:
+def plus(one: str, other: str) -> str:
+    """Return the sum of two amounts."""
     return _MONEY.to_sci_string(_MONEY.add(Decimal(one, _MONEY), Decimal(other, _MONEY)))
 
 
 def _minus(one: str, other: str) -> str:
     return _MONEY.to_sci_string(_MONEY.subtract(Decimal(one, _MONEY), Decimal(other, _MONEY)))
+
+
+class Spend(msgspec.Struct, frozen=True, gc=False):
+    """What was used, in three sums that are never mixed.
+
+    `usd` and the tokens are known. `held_…` is the most that calls can have used of which nobody
+    knows what they did; `unknown_…` counts those calls, and `unbounded_…` those of them that had no
+    ceiling, after which no limit can be proven to hold.
+    """
+
+    usd: str = "0"
+    input_tokens: int = 0
+    output_tokens: int = 0
+    held_usd: str = "0"
+    held_tokens: int = 0
+    unknown_usd: int = 0
+    unknown_tokens: int = 0
+    unbounded_usd: int = 0
+    unbounded_tokens: int = 0
+    calls: int = 0
+    driven_ms: int = 0
+
+    @property
+    def tokens(self) -> int:
+        """Return all tokens that are known."""
+        return self.input_tokens + self.output_tokens
+
+    def plus(self, usd: str | None, usage: facts.Usage | None, *, ceiling: bool = False) -> Spend:
+        """Return the spend with one more model call; `ceiling` says it is only the most it was."""
+        asked = None if usage is None else usage.get("input_tokens")
+        answered = None if usage is None else usage.get("output_tokens")
+        known = 0 if ceiling else 1
+        tokens = (asked or 0) + (answered or 0)
+        return Spend(
+            usd=self.usd if usd is None or ceiling else plus(self.usd, usd),
+            input_tokens=_counted(self.input_tokens + (asked or 0) * known),
+            output_tokens=_counted(self.output_tokens + (answered or 0) * known),
+            held_usd=plus(self.held_usd, usd) if ceiling and usd is not None else self.held_usd,
+            held_tokens=_counted(self.held_tokens + tokens * (1 - known)),
+            unknown_usd=self.unknown_usd + (ceiling or usd is None),
+            unknown_tokens=self.unknown_tokens + (ceiling or asked is None or answered is None),
+            unbounded_usd=self.unbounded_usd + (usd is None),
+            unbounded_tokens=self.unbounded_tokens + (asked is None or answered is None),
+            calls=self.calls + 1,
+            driven_ms=self.driven_ms,
+        )
+
+    def __add__(self, other: Spend) -> Spend:
+        return Spend(
+            usd=plus(self.usd, other.usd),
+            input_tokens=_counted(self.input_tokens + other.input_tokens),
+            output_tokens=_counted(self.output_tokens + other.output_tokens),
+            held_usd=plus(self.held_usd, other.held_usd),
+            held_tokens=_counted(self.held_tokens + other.held_tokens),
+            unknown_usd=self.unknown_usd + other.unknown_usd,
+            unknown_tokens=self.unknown_tokens + other.unknown_tokens,
+            unbounded_usd=self.unbounded_usd + other.unbounded_usd,
+            unbounded_tokens=self.unbounded_tokens + other.unbounded_tokens,
+            calls=self.calls + other.calls,
+            driven_ms=self.driven_ms + other.driven_ms,
+        )
+
+    def __sub__(self, other: Spend) -> Spend:
+        """Return what was used since an earlier sum."""
+        return Spend(
+            usd=_minus(self.usd, other.usd),
+            input_tokens=self.input_tokens - other.input_tokens,
+            output_tokens=self.output_tokens - other.output_tokens,
+            held_usd=_minus(self.held_usd, other.held_usd),
+            held_tokens=self.held_tokens - other.held_tokens,
+            unknown_usd=self.unknown_usd - other.unknown_usd,
+            unknown_tokens=self.unknown_tokens - other.unknown_tokens,
+            unbounded_usd=self.unbounded_usd - other.unbounded_usd,
+            unbounded_tokens=self.unbounded_tokens - other.unbounded_tokens,
+            calls=self.calls - other.calls,
+            driven_ms=self.driven_ms - other.driven_ms,
+        )
+
+
+def _counted(tokens: int) -> int:
+    """Return a sum that is no larger than the numbers that records hold."""
+    if tokens > MAX_INTEGER // 2:  # all tokens of a session are the sum of two
+        raise OverflowError(f"{tokens} tokens are more than a session can count")
+    return tokens
+
+
+class Reserved(msgspec.Struct, frozen=True, gc=False):
+    """What was set aside for something that has not ended; None is a ceiling that nobody knows."""
+
+    usd: str | None = None
+    tokens: int | None = None
+    input_tokens: int | None = None  # of those tokens, where it is known
+    calls: int | None = None
+    seconds: int | None = None
+    child: str | None = None
 
 
 class OpenTurn(msgspec.Struct, frozen=True, gc=False):
@@ -61,11 +157,8 @@ class OpenTurn(msgspec.Struct, frozen=True, gc=False):
     evals: int = 0  # cells of the present step that are stored
     driven_ms: int = 0  # recorded time of model calls and cells
     cell_at: str = ""  # when the next cell of the present step starts, for its clock
-    usd: str = "0"  # the session's spend when the turn began
-    input_tokens: int = 0
-    output_tokens: int = 0
-    unknown_usd: int = 0
-    unknown_tokens: int = 0
+    prose: int = 0  # replies in a row that held nothing to act on
+    base: Spend = Spend()  # what the session had used when the turn began
 
 
 class PendingCall(msgspec.Struct, frozen=True, gc=False):
@@ -76,60 +169,16 @@ class PendingCall(msgspec.Struct, frozen=True, gc=False):
     executor: str
     effect: str
     seq: int
-    stage: str = "requested"  # requested, approved, suspended
+    kind: str = "tool"
+    stage: str = "requested"  # requested, approved, dispatched, suspended
     turn: int | None = None
     eval: int | None = None
     deadline: str | None = None
     child: str | None = None
-
-
-class Reserved(msgspec.Struct, frozen=True, gc=False):
-    """What was set aside for something that has not ended; None is a ceiling that nobody knows."""
-
-    usd: str | None
-    tokens: int | None
-
-
-class Spend(msgspec.Struct, frozen=True, gc=False):
-    """What the session has used; `unknown_…` counts the calls of which nobody knows.
-
-    Most of those are counted at the ceiling that was set aside for them; `unbounded_…` counts the
-    calls that had none, after which no limit can be proven to hold.
-    """
-
-    usd: str = "0"
-    input_tokens: int = 0
-    output_tokens: int = 0
-    unknown_usd: int = 0
-    unknown_tokens: int = 0
-    unbounded_usd: int = 0
-    unbounded_tokens: int = 0
-
-    @property
-    def tokens(self) -> int:
-        """Return all tokens that are known."""
-        return self.input_tokens + self.output_tokens
-
-    def plus(self, usd: str | None, usage: facts.Usage | None, *, ceiling: bool = False) -> Spend:
-        """Return the spend with one more model call; `ceiling` says it is only the most it was."""
-        asked = None if usage is None else usage.get("input_tokens")
-        answered = None if usage is None else usage.get("output_tokens")
-        return Spend(
-            usd=self.usd if usd is None else _plus(self.usd, usd),
-            input_tokens=_counted(self.input_tokens + (asked or 0)),
-            output_tokens=_counted(self.output_tokens + (answered or 0)),
-            unknown_usd=self.unknown_usd + (ceiling or usd is None),
-            unknown_tokens=self.unknown_tokens + (ceiling or asked is None or answered is None),
-            unbounded_usd=self.unbounded_usd + (usd is None),
-            unbounded_tokens=self.unbounded_tokens + (asked is None or answered is None),
-        )
-
-
-def _counted(tokens: int) -> int:
-    """Return a sum that is no larger than the numbers that records hold."""
-    if tokens > MAX_INTEGER // 2:  # all tokens of a session are the sum of two
-        raise OverflowError(f"{tokens} tokens are more than a session can count")
-    return tokens
+    wait: int = 0  # how many waits it has begun
+    waits_for: str | None = None  # the kind of the present wait
+    policy: str = "tell"
+    assignee: str | None = None
 
 
 class State(msgspec.Struct, frozen=True, gc=False):
@@ -148,41 +197,47 @@ class State(msgspec.Struct, frozen=True, gc=False):
     cache_id: str | None = None
     labels: dict[str, str] = {}
     parent: dict[str, str] | None = None
-    origin: dict[str, str] | None = None
+    origin: dict[str, str | int] | None = None
+    depth: int = 0
+    grant: dict[str, str | int] = {}
+    configured: int = 1  # the event that has the settings in force
     counters: dict[str, int] = {}
     turn: OpenTurn | None = None
     last_turn: str | None = None
+    settled: OpenTurn | None = None  # the last turn, where it ended without a final value
     calls: dict[str, PendingCall] = {}
     head: str | None = None
     head_end: int = 0
     vars: Slot | None = None
     compact_from: int | None = None
-    spend: Spend = Spend()
+    spend: Spend = Spend()  # of this session itself
+    delegated: Spend = Spend()  # of children that have ended
     reserved: dict[str, Reserved] = {}
     revivals: int = 0
     derived: bool = False  # the derivation edge of a fork is recorded
+    edges: tuple[str, ...] = ()  # the latest lineage edges: the same one counts once
+    warned: tuple[str, ...] = ()  # limits of which little is left, as far as it was told
     read_only: str | None = None
 
     def next(self, counter: str) -> int:
         """Return the number that the next entity of a kind gets."""
         return self.counters.get(counter, 0) + 1
 
-    def turn_spend(self) -> tuple[facts.Usage, str | None]:
-        """Return what the open turn has used so far; None is unknown."""
-        turn = self.turn
-        if turn is None:
-            return {"input_tokens": None, "output_tokens": None}, None
-        spend = self.spend
-        known = spend.unknown_tokens == turn.unknown_tokens
-        usage: facts.Usage = {
-            "input_tokens": spend.input_tokens - turn.input_tokens if known else None,
-            "output_tokens": spend.output_tokens - turn.output_tokens if known else None,
-        }
-        known_usd = spend.unknown_usd == turn.unknown_usd
-        return usage, _minus(spend.usd, turn.usd) if known_usd else None
+    @property
+    def total(self) -> Spend:
+        """Return what the session and its children have used."""
+        return self.spend + self.delegated
+
+    def turn_spend(self) -> Spend:
+        """Return what the open turn has used so far."""
+        return Spend() if self.turn is None else self.total - self.turn.base
+
+    def calls_of(self, turn: int | None) -> list[PendingCall]:
+        """Return the open calls of a turn; None means all of the session's."""
+        return [call for call in self.calls.values() if turn is None or call.turn == turn]
 
 
-_LEAF = "leaf:"
+_LEAF, _STEP, _CALL = "leaf:", "step:", "call:"
 
 
 def leaf_reservation(ordinal: int) -> str:
@@ -190,8 +245,23 @@ def leaf_reservation(ordinal: int) -> str:
     return f"{_LEAF}{ordinal}"
 
 
+def step_reservation(step: int) -> str:
+    """Return under which key a step's spend is set aside."""
+    return f"{_STEP}{step}"
+
+
+def call_reservation(call_id: str) -> str:
+    """Return under which key the grant of a child call is set aside."""
+    return f"{_CALL}{call_id}"
+
+
+def is_model_call(reservation: str) -> bool:
+    """Tell whether a reservation is that of a step or a leaf call in flight."""
+    return reservation.startswith((_LEAF, _STEP))
+
+
 def lost_leaves(state: State) -> list[facts.BudgetSettled]:
-    """Return what settles the leaf calls that are under way, once nobody waits for them any more.
+    """Return what settles the leaf calls in flight, once nobody waits for them any more.
 
     Their replies are lost, if there were any; what they cost counts at its ceiling.
     """
@@ -205,14 +275,6 @@ def lost_leaves(state: State) -> list[facts.BudgetSettled]:
 def is_lost_leaf(fact: facts.BudgetSettled) -> bool:
     """Tell whether a fact settles a leaf call that was lost."""
     return fact.unknown and fact.reservation.startswith(_LEAF)
-
-
-def broken_off_spend(state: State) -> tuple[facts.Usage, str | None]:
-    """Return the open turn's spend as it stands when calls under way are broken off: unknown."""
-    asking = state.turn is not None and state.turn.phase == "asking"
-    if asking or lost_leaves(state):
-        state = msgspec.structs.replace(state, spend=state.spend.plus(None, None))
-    return state.turn_spend()
 
 
 def empty(session: str) -> State:

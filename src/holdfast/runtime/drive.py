@@ -13,12 +13,9 @@ from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from msgspec import structs
-
 from holdfast.core import facts
 from holdfast.core.errors import ModelError
 from holdfast.core.facts import (
-    EvalAdded,
     Fact,
     MessageAppended,
     StepPut,
@@ -26,7 +23,6 @@ from holdfast.core.facts import (
     TurnPut,
     TurnStatus,
 )
-from holdfast.core.fold import spend_after
 from holdfast.core.heads import EdgeDraft, HeadDraft
 from holdfast.core.messages import Message, observation
 from holdfast.core.payloads import Slot, slot
@@ -51,7 +47,8 @@ from holdfast.runtime.results import (
     TimedOut,
     TurnResult,
 )
-from holdfast.runtime.surface_calls import SurfaceCalls, abandoned
+from holdfast.runtime.settle import calls_settled, problem, step_lost, turn_end
+from holdfast.runtime.surface_calls import SurfaceCalls
 from holdfast.runtime.transcript import Transcript, estimate_tokens, message_slots
 from holdfast.stores.port import Transient
 
@@ -97,7 +94,9 @@ class Drive:
             turn = self.state.turn
             assert turn is not None
             if self.state.status == "suspended":
-                return self._result(Suspended, self._end("open"), calls=tuple(self.state.calls))
+                return self._result(
+                    Suspended, turn_end(self.state, "open"), calls=tuple(self.state.calls)
+                )
             try:
                 if turn.phase == "asking" and not self.announced:
                     await self._settle_lost_step(turn)
@@ -258,7 +257,11 @@ class Drive:
         assert turn is not None
         message = observation(done.observation)
         content, parts = message_slots(message)
-        end = None if done.final is None else self._end("final", done.facts, final=done.final)
+        end = (
+            None
+            if done.final is None
+            else turn_end(self.state, "final", done.facts, final=done.final)
+        )
 
         def batch(state: State) -> list[Fact]:
             seen = MessageAppended(
@@ -296,35 +299,16 @@ class Drive:
         return [
             EdgeDraft(
                 type="derivation",
-                from_session=origin["session"],
-                from_head=origin["head"],
+                from_session=str(origin["session"]),
+                from_head=str(origin["head"]),
                 to_session=self.journal.session,
             )
         ]
 
     async def _settle_lost_step(self, turn: OpenTurn) -> None:
         """Settle a call whose reply a crash took with it, at what was set aside for it."""
-        events = await self.journal.store.read_events(
-            self.journal.session, after=turn.step_seq - 1, before=turn.step_seq + 1
-        )
-        started = events[0].fact()
-        assert isinstance(started, StepStarted)
-        await self.journal.append(
-            lambda _: [
-                StepPut(
-                    step=turn.step,
-                    turn=turn.turn,
-                    status="unknown",
-                    model=started.model,
-                    cost_usd=started.reserved_usd,
-                    usage={
-                        "input_tokens": started.reserved_input_tokens,
-                        "output_tokens": started.reserved_output_tokens,
-                    },
-                    error=_error("lost", "the process ended while the model was being asked"),
-                )
-            ]
-        )
+        error = problem("lost", "the process ended while the model was being asked")
+        await self.journal.append(lambda state: step_lost(state, error))
 
     async def _model_failed(self, error: ModelError) -> TurnResult:
         turn = self.state.turn
@@ -339,13 +323,13 @@ class Drive:
             cost_usd=cost_usd,
             usage=usage,
             attempts=slot(attempts, "reply") if attempts else None,
-            error=_error(error.code, str(error)),
+            error=problem(error.code, str(error)),
         )
         timed_out = isinstance(error, ModelTimeout)
         kind: type[TurnResult] = TimedOut if timed_out else Failed
         extra = {"error": str(error)} if timed_out else {"error": str(error), "code": error.code}
         status: TurnStatus = "timed_out" if timed_out else "failed"
-        return await self._settle(kind, status, [step], _error(error.code, str(error)), **extra)
+        return await self._settle(kind, status, [step], problem(error.code, str(error)), **extra)
 
     def _broken_off(self, code: str, attempts: int = 1) -> tuple[str | None, dict[str, int | None]]:
         """Return (cost, usage) of the step under way, which brings no reply."""
@@ -359,7 +343,7 @@ class Drive:
             BudgetExceeded,
             "budget_exceeded",
             [fact],
-            _error("budget_exceeded", excess.message),
+            problem("budget_exceeded", excess.message),
             limit=excess.limit,
             used=excess.used,
             allowed=excess.allowed,
@@ -382,11 +366,12 @@ class Drive:
                     status="failed",
                     cost_usd=cost_usd,
                     usage=usage,
-                    error=_error("timed_out", text),
+                    unknown=True,
+                    error=problem("timed_out", text),
                 )
             ]
         return await self._settle(
-            TimedOut, "timed_out", lost, _error("timed_out", text), error=text
+            TimedOut, "timed_out", lost, problem("timed_out", text), error=text
         )
 
     async def last_result(self) -> TurnResult:
@@ -404,42 +389,15 @@ class Drive:
         kind: type[TurnResult],
         status: TurnStatus,
         before: Sequence[Fact],
-        problem: Slot,
+        why: Slot,
         **extra: Any,
     ) -> TurnResult:
-        before = [*before, *abandoned(self.state)]
-        end = self._end(status, before, error=problem)
+        turn = self.state.turn
+        assert turn is not None
+        before = [*before, *calls_settled(self.state, self.state.calls_of(turn.turn))]
+        end = turn_end(self.state, status, before, error=why)
         await self.journal.append(lambda _: [*before, end])
         return self._result(kind, end, **extra)
-
-    def _end(
-        self,
-        status: TurnStatus,
-        before: Sequence[Fact] = (),
-        *,
-        final: Slot | None = None,
-        error: Slot | None = None,
-    ) -> TurnPut:
-        """Return the fact that settles the turn; `before` are facts of the same batch."""
-        state = self.state
-        turn = state.turn
-        assert turn is not None
-        elapsed_ms = turn.driven_ms
-        for fact in before:
-            state = structs.replace(state, spend=spend_after(state, fact))
-            if isinstance(fact, EvalAdded):
-                elapsed_ms += fact.elapsed_ms or 0
-        usage, cost_usd = state.turn_spend()
-        return TurnPut(
-            turn=turn.turn,
-            status=status,
-            steps=turn.steps,
-            final=final,
-            error=error,
-            usage=usage,
-            cost_usd=cost_usd,
-            elapsed_ms=elapsed_ms,
-        )
 
     def _result(self, kind: type[_R], end: TurnPut, **extra: Any) -> _R:
         return kind(
@@ -448,6 +406,8 @@ class Drive:
             steps=end.steps,
             usage=end.usage or {},
             cost_usd=end.cost_usd,
+            held_usd=end.held_usd,
+            unknown_calls=end.unknown_calls,
             head=self.state.head,
             **extra,
         )
@@ -462,7 +422,3 @@ class Drive:
             if clock.expired():
                 raise DrivingTimeUsedUp from None
             raise
-
-
-def _error(code: str, message: str) -> Slot:
-    return slot({"code": code, "message": message}, "error")

@@ -20,7 +20,7 @@ from holdfast.core.errors import AgentMissing, InvalidSettings, KernelError, Ses
 from holdfast.core.facts import Fact, MessageAppended, TurnStarted, VarsCheckpointed
 from holdfast.core.messages import Message, Text
 from holdfast.core.payloads import slot
-from holdfast.core.state import State, broken_off_spend, lost_leaves
+from holdfast.core.state import State, lost_leaves
 from holdfast.kernels.choose import Choice, Kernels
 from holdfast.kernels.port import Encoded, KernelLimits, KernelSession, KernelSettings
 from holdfast.kernels.surfaces import Surface, host_functions
@@ -35,9 +35,9 @@ from holdfast.runtime.gate import LeafGate
 from holdfast.runtime.journal import Journal, namespace
 from holdfast.runtime.repeats import result_of
 from holdfast.runtime.results import BudgetExceeded, Failed, Stopped, Suspended, TurnResult
+from holdfast.runtime.settle import abandoned, broken_off, problem, turn_end
 from holdfast.runtime.shelter import ended
 from holdfast.runtime.stops import stop_item
-from holdfast.runtime.surface_calls import abandoned
 from holdfast.runtime.transcript import Transcript, load_transcript, message_slots
 from holdfast.stores.port import InboxDraft, InboxItem, Lease, SessionStore
 from holdfast.views.values import hydrate
@@ -165,36 +165,18 @@ class Driver:
         end: list[Fact] = []
         result = Stopped(session=self.lease.session, head=self.state.head)
         if turn is not None:
-            usage, cost_usd = broken_off_spend(self.state)
-            error = slot({"code": "stopped", "message": "the session was stopped"}, "error")
-            if turn.phase == "asking":
-                end.append(
-                    facts.StepPut(step=turn.step, turn=turn.turn, status="failed", error=error)
-                )
-            settled = abandoned(self.state)
-            end += settled
-            known = {fact.call_id for fact in settled if isinstance(fact, facts.CallResolved)}
-            end += [
-                facts.CallResolved(call_id=call_id, outcome="cancelled")
-                for call_id in self.state.calls
-                if call_id not in known
-            ]
-            end.append(
-                facts.TurnPut(
-                    turn=turn.turn,
-                    status="stopped",
-                    steps=turn.steps,
-                    error=error,
-                    usage=usage,
-                    cost_usd=cost_usd,
-                )
-            )
+            error = problem("stopped", "the session was stopped")
+            end = abandoned(self.state, error)
+            put = turn_end(self.state, "stopped", end, error=error)
+            end.append(put)
             result = Stopped(
                 session=self.lease.session,
                 turn=turn.turn,
                 steps=turn.steps,
-                usage=usage,
-                cost_usd=cost_usd,
+                usage=put.usage or {},
+                cost_usd=put.cost_usd,
+                held_usd=put.held_usd,
+                unknown_calls=put.unknown_calls,
                 head=self.state.head,
             )
         await self.journal.append(
@@ -223,15 +205,17 @@ class Driver:
         turn = self.state.turn
         if turn is None:
             return
-        usage, cost_usd = broken_off_spend(self.state)
         text = "driving was broken off; resume goes on from here"
+        spend = broken_off(self.state)
         end = facts.TurnPut(
             turn=turn.turn,
             status="interrupted",
             steps=turn.steps,
-            error=slot({"code": "interrupted", "message": text}, "error"),
-            usage=usage,
-            cost_usd=cost_usd,
+            error=problem("interrupted", text),
+            usage={"input_tokens": spend.input_tokens, "output_tokens": spend.output_tokens},
+            cost_usd=spend.usd,
+            held_usd=spend.held_usd if spend.unknown_usd else None,
+            unknown_calls=spend.unknown_usd,
             elapsed_ms=turn.driven_ms,
         )
         await self.journal.append(lambda _: [end])
@@ -351,13 +335,15 @@ class Driver:
                 session=self.lease.session, turn=turn.turn, calls=tuple(self.state.calls)
             )
         if self.state.revivals >= REVIVALS_WITHOUT_OUTCOME and not force:
-            usage, cost_usd = broken_off_spend(self.state)
+            spend = broken_off(self.state)
             return Failed(
                 session=self.lease.session,
                 turn=turn.turn,
                 steps=turn.steps,
-                usage=usage,
-                cost_usd=cost_usd,
+                usage={"input_tokens": spend.input_tokens, "output_tokens": spend.output_tokens},
+                cost_usd=spend.usd,
+                held_usd=spend.held_usd,
+                unknown_calls=spend.unknown_usd,
                 head=self.state.head,
                 error=f"turn {turn.turn} was revived {self.state.revivals} times without a new "
                 "outcome; look at its last step, then resume with force, or stop the session",

@@ -31,7 +31,8 @@ from holdfast.kernels.port import (
 from holdfast.runtime.brokers import MODULE
 from holdfast.runtime.journal import Journal
 from holdfast.runtime.leaves import NAMES, Leaves, nanoseconds
-from holdfast.runtime.surface_calls import SurfaceCalls, abandoned
+from holdfast.runtime.settle import calls_settled
+from holdfast.runtime.surface_calls import SurfaceCalls
 
 logger = logging.getLogger("holdfast.runtime")
 
@@ -181,7 +182,9 @@ class Evaluation:
     def _facts(
         self, record: EvalAdded, checkpoint: Checkpoint | None
     ) -> tuple[tuple[Fact, ...], tuple[Slot, ...], Slot | None]:
-        over = (*abandoned(self.journal.state), record)
+        state = self.journal.state
+        calls = [call for call in state.calls.values() if call.eval == record.eval]
+        over = (*calls_settled(state, calls), record)
         if checkpoint is None:
             return over, (), None
         item, chunks = checkpoint_slots(checkpoint)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Protocol
 
-from holdfast.core.state import State
+from holdfast.core.state import State, plus
 from holdfast.runtime.settings import Settings
 
 
@@ -54,19 +54,20 @@ def before_turn(settings: Settings, state: State) -> Excess | None:
 
 def before_call(settings: Settings, state: State) -> Excess | None:
     """Return the spend limit that forbids another model call."""
-    spend = state.spend
+    spend = state.total
+    used_usd, used_tokens = plus(spend.usd, spend.held_usd), spend.tokens + spend.held_tokens
     if settings.max_usd:
         if spend.unbounded_usd:
-            used = f"{spend.usd} and {spend.unbounded_usd} calls of unknown cost"
+            used = f"{used_usd} and {spend.unbounded_usd} calls of unknown cost"
             return Excess("max_usd", used, settings.max_usd)
-        if Decimal(spend.usd) >= Decimal(settings.max_usd):
-            return Excess("max_usd", spend.usd, settings.max_usd)
+        if Decimal(used_usd) >= Decimal(settings.max_usd):
+            return Excess("max_usd", used_usd, settings.max_usd)
     if settings.max_tokens:
         if spend.unbounded_tokens:
-            used = f"{spend.tokens} and {spend.unbounded_tokens} calls of unknown size"
+            used = f"{used_tokens} and {spend.unbounded_tokens} calls of unknown size"
             return Excess("max_tokens", used, str(settings.max_tokens))
-        if spend.tokens >= settings.max_tokens:
-            return Excess("max_tokens", str(spend.tokens), str(settings.max_tokens))
+        if used_tokens >= settings.max_tokens:
+            return Excess("max_tokens", str(used_tokens), str(settings.max_tokens))
     return None
 
 
@@ -96,13 +97,13 @@ class Reserve:
             self._ended = asyncio.Event()
 
     def _is_full(self, state: State) -> bool:
-        spend = state.spend
+        spend = state.total
         if self._settings.max_usd:
             known = [Decimal(usd) for usd, _ in self._calls if usd is not None]
-            most = sum(known, Decimal(spend.usd))
+            most = sum(known, Decimal(plus(spend.usd, spend.held_usd)))
             if len(known) < len(self._calls) or most >= Decimal(self._settings.max_usd):
                 return True
-        tokens = spend.tokens + sum(tokens for _, tokens in self._calls)
+        tokens = spend.tokens + spend.held_tokens + sum(tokens for _, tokens in self._calls)
         return bool(self._settings.max_tokens) and tokens >= self._settings.max_tokens
 
 

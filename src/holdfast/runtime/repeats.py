@@ -85,5 +85,11 @@ async def result_of(store: SessionStore, session_id: str, key: str) -> TurnResul
         if end.status == "failed":
             extra["code"] = error["code"]
     return KINDS[end.status](
-        turn=end.turn, steps=end.steps, usage=end.usage or {}, cost_usd=end.cost_usd, **extra
+        turn=end.turn,
+        steps=end.steps,
+        usage=end.usage or {},
+        cost_usd=end.cost_usd,
+        held_usd=end.held_usd,
+        unknown_calls=end.unknown_calls,
+        **extra,
     )

@@ -21,7 +21,11 @@ from holdfast.core.facts import Usage
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnResult:
-    """What every result says; unknown usage and cost are None, never zero."""
+    """What every result says.
+
+    `cost_usd` and `usage` are what is known; `unknown_calls` counts the calls of which nobody knows
+    the cost, and `held_usd` is the most that those can have cost.
+    """
 
     STATUS: ClassVar[str]
     EXIT_CODE: ClassVar[int]
@@ -31,6 +35,8 @@ class TurnResult:
     steps: int = 0
     usage: Usage = field(default_factory=dict)
     cost_usd: str | None = None
+    held_usd: str | None = None
+    unknown_calls: int = 0
     head: str | None = None
 
     @property

@@ -19,9 +19,8 @@ from typing import Any
 from holdfast.core import values
 from holdfast.core.errors import UnsupportedValue
 from holdfast.core.events import Event
-from holdfast.core.facts import CallRequested, CallResolved, Fact, Outcome
+from holdfast.core.facts import CallRequested, CallResolved, Outcome
 from holdfast.core.payloads import slot, slot_of_bytes
-from holdfast.core.state import State, lost_leaves
 from holdfast.kernels.port import Encoded, HostAnswer, HostCall, RecordedCall
 from holdfast.kernels.surfaces import Surface, SurfaceFunction, find
 from holdfast.runtime.journal import Journal
@@ -29,22 +28,6 @@ from holdfast.runtime.leaves import files_of, nanoseconds, read_before
 
 call_id_of_this_call: ContextVar[str] = ContextVar("holdfast_call_id")
 """Inside a surface function: the id to use as an idempotency key."""
-
-
-def abandoned(state: State) -> list[Fact]:
-    """Return the outcomes of calls that nobody waits for any more: their cell or turn is over.
-
-    What an `once` call did is unknown; repeating the others would have been harmless. What a leaf
-    call cost that has no event by now is unknown too.
-    """
-    resolved = [
-        CallResolved(
-            call_id=call.call_id, outcome="unknown" if call.effect == "once" else "cancelled"
-        )
-        for call in state.calls.values()
-        if call.executor == "server" and call.eval is not None
-    ]
-    return [*resolved, *lost_leaves(state)]
 
 
 @dataclass(slots=True)

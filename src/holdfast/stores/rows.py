@@ -102,7 +102,7 @@ def info_of(state: State, live: bool, imported: bool, waiting: int) -> SessionIn
         unknown_usd=state.spend.unknown_usd,
         last_turn=state.last_turn,
         parent=None if state.parent is None else state.parent.get("session"),
-        origin=None if state.origin is None else state.origin.get("session"),
+        origin=None if state.origin is None else str(state.origin["session"]),
         labels=state.labels,
         imported=imported,
         inbox=waiting,

@@ -14,6 +14,7 @@ from holdfast.core.facts import Fact
 from holdfast.core.heads import EdgeDraft, HeadDraft
 from holdfast.core.payloads import Slot, manifest, slot, to_record
 from holdfast.core.state import State
+from holdfast.runtime.settle import abandoned
 
 USAGE: facts.Usage = {"input_tokens": 12, "output_tokens": None}
 
@@ -42,7 +43,7 @@ def moves(state: State, text: str) -> list[Move]:
         if state.status == status.IDLE:
             out.insert(0, start_turn(state, text))
         if state.status == status.STOP_REQUESTED:
-            out.append(Move("stop", (facts.SessionStopped(),)))
+            out.append(Move("stop", (*_settled(state), facts.SessionStopped())))
         else:
             out.append(_compact(state, text))
     else:
@@ -72,6 +73,7 @@ def finish_turn(state: State, text: str) -> Move:
         "finish the turn",
         (
             facts.VarsCheckpointed(vars=names, turn=turn),
+            *_settled(state),
             facts.TurnPut(turn=turn, status="final", steps=1, final=final),
         ),
         head=HeadDraft(kind="turn_final", turn=turn, vars=names, final=final),
@@ -85,12 +87,20 @@ def namespace(text: str) -> tuple[Slot, Slot]:
     return manifest({"names": {"x": to_record(part)}}, "vars"), part
 
 
+def _settled(state: State) -> list[Fact]:
+    """Return the outcomes of what is open in the turn, without which it cannot end."""
+    return abandoned(state, slot("the turn is over", "error"))
+
+
 def _in_turn(state: State, turn: int, text: str) -> list[Move]:
     assert state.turn is not None
     failed = slot({"error": text}, "error")
     out = [
         finish_turn(state, text),
-        Move("fail the turn", (facts.TurnPut(turn=turn, status="failed", error=failed),)),
+        Move(
+            "fail the turn",
+            (*_settled(state), facts.TurnPut(turn=turn, status="failed", error=failed)),
+        ),
         Move("revive", (facts.SessionRevived(turn=turn, owner="o-test"),)),
     ]
     step, message = state.turn.step, state.next("message")
@@ -176,7 +186,8 @@ def _open_calls(state: State, text: str) -> list[Move]:
             )
         )
         if call.stage == "requested":
-            out.append(Move("suspend a call", (facts.CallSuspended(call_id=call_id),)))
+            wait = facts.CallSuspended(call_id=call_id, wait=call.wait + 1)
+            out.append(Move("suspend a call", (wait,)))
     return out
 
 

@@ -38,6 +38,10 @@ class Result(Protocol):
     @property
     def cost_usd(self) -> str | None: ...
     @property
+    def held_usd(self) -> str | None: ...
+    @property
+    def unknown_calls(self) -> int: ...
+    @property
     def head(self) -> str | None: ...
 
 
@@ -55,6 +59,8 @@ def result_document(result: Result, *, status: str | None = None) -> Document:
         "steps": result.steps,
         "usage": dict(result.usage),
         "cost_usd": result.cost_usd,
+        "held_usd": result.held_usd,
+        "unknown_calls": result.unknown_calls,
         "error": {"code": getattr(result, "code", status), "message": error} if error else None,
         "calls": list(getattr(result, "calls", ())),
         "key": getattr(result, "key", None),
