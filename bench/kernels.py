@@ -91,7 +91,7 @@ async def _starting() -> list[Figure]:
         first.append(time.perf_counter() - began)
         await kernel.close()
     kernel = CpythonKernel()
-    kernel.pool.nursery.start()
+    kernel.pool.fork_server.start()
     await asyncio.sleep(1.0)
     for _ in range(12):
         await asyncio.sleep(0.1)

@@ -10,7 +10,7 @@ import pytest
 
 from holdfast.core import payloads, records
 from holdfast.core.errors import NotRestorable
-from holdfast.kernels import vars as plain_reader
+from holdfast.kernels import plain_data as plain_reader
 from holdfast.kernels.cpython import CpythonKernel
 from holdfast.kernels.port import KernelSettings
 from holdfast.testing.kernel_driver import KernelDriver

@@ -13,7 +13,7 @@ import pytest
 from holdfast.core import payloads, values
 from holdfast.core.errors import Corruption
 from holdfast.kernels import manifest as manifests
-from holdfast.kernels import vars as plain_reader
+from holdfast.kernels import plain_data as plain_reader
 
 
 def _global(name: str) -> bytes:

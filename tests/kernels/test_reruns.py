@@ -19,7 +19,7 @@ DETERMINISTIC = {
     "in order": "out = [lm(x) for x in 'abcdef']",
     "clock": "import time, datetime\nout = []\nfor x in 'abc':\n"
     "    out.append(lm([x, time.time(), str(datetime.datetime.now())]))",
-    "chance": "import random, uuid, secrets\nout = []\nfor x in 'abc':\n"
+    "random_stream": "import random, uuid, secrets\nout = []\nfor x in 'abc':\n"
     "    drawn = [random.random(), str(uuid.uuid4()), str(uuid.uuid1()), secrets.token_hex(4)]\n"
     "    out.append(lm(drawn))",
     "process": "import logging, os\nmade = logging.LogRecord('n', 10, 'f', 1, 'm', (), None)\n"
@@ -321,6 +321,19 @@ async def test_a_wait_that_runs_out_moves_the_clock_by_what_was_asked_for(
     )
     # The clock is read six times, and each reading moves it by a microsecond.
     assert await driver.value(code) == (4, 4 * 50_000_000 + 6000)
+
+
+async def test_a_timeout_that_is_entered_late_still_moves_the_clock_by_what_was_asked_for(
+    cpython: CpythonKernel,
+) -> None:
+    driver = await KernelDriver.open(cpython, SETTINGS)
+    code = (
+        "import asyncio, time\nstart = time.time_ns()\nlimit = asyncio.timeout(0.05)\n"
+        "begun = time.monotonic()\nwhile time.monotonic() - begun < 0.02: pass\n"
+        "try:\n    async with limit: await asyncio.sleep(9)\nexcept TimeoutError: pass\n"
+        "time.time_ns() - start"
+    )
+    assert await driver.value(code) == 50_000_000 + 1000
 
 
 async def test_a_wait_that_is_woken_leaves_the_clock_alone(cpython: CpythonKernel) -> None:

@@ -21,9 +21,9 @@ from holdfast.core.errors import KernelDied, KernelError, KernelProtocolError
 from holdfast.kernels import cpython as kernel_module
 from holdfast.kernels import frames
 from holdfast.kernels.cpython import CpythonKernel, CpythonSession
+from holdfast.kernels.fork_server import ForkServer
 from holdfast.kernels.port import Encoded, HostFunction, KernelLimits, KernelSettings
-from holdfast.kernels.worker.wire import Channel, Shield
-from holdfast.kernels.workers import Nursery
+from holdfast.kernels.worker.wire.channel import Channel, InterruptMask
 from holdfast.testing.kernel_driver import KernelDriver
 
 SETTINGS = KernelSettings(
@@ -34,7 +34,7 @@ CHANNEL = (
     "import gc, os\nfd = next(o.outgoing for o in gc.get_objects()"
     " if type(o).__name__ == 'Channel')\n"
 )
-SEND = "send = lm._bridge.channel.send\n"
+SEND = "send = lm._host_calls.channel.send\n"
 # Says that the cell has ended with a value of its own making.
 VALUE = (
     "import gc\nworker = next(o for o in gc.get_objects() if type(o).__name__ == 'Worker')\n"
@@ -102,7 +102,7 @@ FORGED = {
     "os.write(fd, b'\\x00' + len(d).to_bytes(4, 'big') + d)",
     "a chunk under a false id": CHANNEL + "d = b'sha256:' + b'0' * 64 + b'evil'\n"
     "os.write(fd, b'\\x01' + len(d).to_bytes(4, 'big') + d)",
-    "a function that is not offered": "c = type(lm)\nc(lm._bridge, 'shell', '', '')('rm')",
+    "a function that is not offered": "c = type(lm)\nc(lm._host_calls, 'shell', '', '')('rm')",
     "garbage": CHANNEL + "os.write(fd, os.urandom(4000))",
     "a second end": SEND + "send({'kind': 'ended'})\nsend({'kind': 'ended'})",
     "a second answer": SEND
@@ -174,7 +174,7 @@ async def test_a_flood_of_calls_is_cut(cpython: CpythonKernel) -> None:
 
     driver = await KernelDriver.open(cpython, SETTINGS, lm=never)
     code = (
-        "bridge = lm._bridge\nfor n in range(1000):\n    bridge.channel.send({'kind': 'call',"
+        "channel = lm._host_calls.channel\nfor n in range(1000):\n    channel.send({'kind': 'call',"
         " 'id': n, 'function': 'lm', 'arguments': {'args': [1], 'kwargs': {}},"
         " 'files': [], 'threads': 1})\nimport time\ntime.sleep(5)"
     )
@@ -260,7 +260,7 @@ async def test_every_process_is_gone_after_close() -> None:
     for driver in drivers:
         await driver.run("x = 1")
         pids.append(_pid(driver))
-    parent = kernel.pool.nursery.start()
+    parent = kernel.pool.fork_server.start()
     await kernel.close()
     for pid in [*pids, parent]:
         for _ in range(200):
@@ -278,7 +278,7 @@ async def test_sessions_go_on_after_the_process_that_workers_come_from_was_kille
 ) -> None:
     driver = await KernelDriver.open(cpython)
     await driver.run("x = 5")
-    os.kill(cpython.pool.nursery.start(), signal.SIGKILL)
+    os.kill(cpython.pool.fork_server.start(), signal.SIGKILL)
     for _ in range(3):
         try:
             assert await driver.value("x") == 5
@@ -290,25 +290,25 @@ async def test_sessions_go_on_after_the_process_that_workers_come_from_was_kille
 
 
 async def test_one_who_waited_for_a_process_that_died_does_not_end_its_successor() -> None:
-    nursery = Nursery()
-    process = nursery.start()
+    fork_server = ForkServer()
+    process = fork_server.start()
     os.kill(process, signal.SIGSTOP)
-    waiting = asyncio.ensure_future(nursery.spawn(own_paths=False))
+    waiting = asyncio.ensure_future(fork_server.spawn(own_paths=False))
     await asyncio.sleep(0)
     os.kill(process, signal.SIGKILL)
     # The event loop hears of nothing meanwhile.
     os.waitid(os.P_PID, process, os.WEXITED | os.WNOWAIT)  # noqa: ASYNC222
-    worker = await nursery.spawn(own_paths=False)
+    worker = await fork_server.spawn(own_paths=False)
     with pytest.raises(KernelDied):
         await waiting
-    assert nursery.start() == worker.parent != process
-    nursery.close()
+    assert fork_server.start() == worker.parent != process
+    fork_server.close()
 
 
 # It hides its thread and keeps no lock: a worker is ended for one of these left behind alone.
 FLOOD = (
     "import _thread, threading\n_thread._count = lambda: 0\n"
-    "def flood():\n    send = lm._bridge.channel.send\n    threading.Event().wait(0.3)\n"
+    "def flood():\n    send = lm._host_calls.channel.send\n    threading.Event().wait(0.3)\n"
     "    call = {'kind': 'call', 'id': 9, 'function': 'lm', 'files': [], 'threads': 1,\n"
     "        'arguments': {'args': ['a' * 100_000], 'kwargs': {}}}\n"
     "    while True: send(call)\n"
@@ -340,7 +340,7 @@ async def test_what_is_said_after_the_end_of_a_cell_does_not_reach_the_next(
     driver = await KernelDriver.open(cpython, SETTINGS, lm=lambda x: x)
     # In one write, so that the host reads both at once.
     code = (
-        'channel = lm._bridge.channel\nput = channel._put\nlast = b\'{"kind":"done"\'\n'
+        'channel = lm._host_calls.channel\nput = channel._put\nlast = b\'{"kind":"done"\'\n'
         'extra = b\'\\x00\\x00\\x00\\x00\\x10{"kind":"bound"}\'\n'
         "channel._put = lambda data: put(data + extra if last in data[:40] else data)"
     )
@@ -348,7 +348,7 @@ async def test_what_is_said_after_the_end_of_a_cell_does_not_reach_the_next(
     assert await driver.value("1 + 1") == 2
 
 
-DEAF_BETWEEN_CELLS = "import threading\nlm._bridge.command = threading.Event().wait"
+DEAF_BETWEEN_CELLS = "import threading\nlm._host_calls.command = threading.Event().wait"
 
 
 async def test_a_warm_worker_that_does_not_answer_is_given_up(
@@ -422,7 +422,7 @@ async def test_a_call_that_carries_too_much_is_an_error_in_the_cell(
     )
     assert "lm: " in await driver.value(code)
     # The host does not rely on the worker's own check.
-    evade = "import sys\nsys.modules[type(lm._bridge).__module__].excess = lambda *data: ''\n"
+    evade = "import sys\nsys.modules[type(lm._host_calls).__module__].excess = lambda *data: ''\n"
     assert "lm: " in await driver.value(evade + code) or argument.startswith("'a'")
     final = await driver.run(f"FINAL({argument})")
     assert final.error is not None
@@ -450,7 +450,7 @@ async def test_big_arguments_are_decoded_beside_the_event_loop(cpython: CpythonK
 
 def test_a_call_says_how_many_threads_there_are_when_it_is_sent() -> None:
     reader, writer = os.pipe()
-    channel = Channel(Shield(KeyboardInterrupt))
+    channel = Channel(InterruptMask(KeyboardInterrupt))
     channel.outgoing = writer
     leave, here = threading.Event(), threading.Barrier(4)
 

@@ -3,7 +3,7 @@
 A call is handled right where its frame is read, so that nothing stands between the worker and the
 function of the host but that function. Whatever the worker says about a call is checked first:
 that the function is offered, that no more calls are open than it can have threads, how much they
-hold. Arguments that are large to decode are decoded beside the event loop.
+hold. Arguments that are large to decode are decoded in a thread, off the event loop.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from holdfast.core import values
 from holdfast.core.errors import Corruption, KernelProtocolError
 from holdfast.core.records import digest_id
 from holdfast.kernels import frames
-from holdfast.kernels.journal import Diverged, Journal
+from holdfast.kernels.call_record import CallRecord, Diverged
+from holdfast.kernels.limit_watch import LimitWatch
 from holdfast.kernels.port import Encoded, FileRead, HostAnswer, HostCall
-from holdfast.kernels.watch import Watch
-from holdfast.kernels.worker import bounds
+from holdfast.kernels.worker.wire import bounds
 from holdfast.kernels.workers import Worker
 
 HELD_BYTES = 4 * bounds.MAX_BYTES
@@ -35,8 +35,8 @@ class Calls:
     def __init__(
         self,
         worker: Worker,
-        journal: Journal,
-        watch: Watch,
+        record: CallRecord,
+        watch: LimitWatch,
         offered: Mapping[str, bool],
         most: int,
     ) -> None:
@@ -47,7 +47,7 @@ class Calls:
         self.on_wait: Callable[[], None] = lambda: None
         self.on_failure: Callable[[BaseException], None] = lambda error: None
         self._worker = worker
-        self._journal = journal
+        self._record = record
         self._watch = watch
         self._offered = offered
         self._most = most
@@ -67,14 +67,14 @@ class Calls:
 
     def take(self, frame: frames.CallFrame) -> None:
         """Have a call answered; raise KernelProtocolError or Diverged if it cannot be one."""
-        if self._journal.open + len(self._decoding) > self._most:
+        if self._record.open + len(self._decoding) > self._most:
             raise KernelProtocolError("the worker has more calls open than threads")
         if frame.function not in self._offered:
             raise KernelProtocolError(f"the worker called {frame.function!r}, which is not offered")
         data = bytes(frame.arguments)
         self._held += len(data)
         if self.over:
-            # One thread may have been about to call when another one called FINAL: no lie yet.
+            # One thread may have been about to call when another called FINAL: no violation yet.
             self._refused += 1
             if self._refused > self._most:
                 raise KernelProtocolError("the worker went on calling after its cell was over")
@@ -95,7 +95,7 @@ class Calls:
         if not reads:
             return ()
         files = tuple(FileRead(path, digest) for path, digest in reads)
-        self._journal.check_files(files)
+        self._record.check_files(files)
         self.files.extend(files)
         return files
 
@@ -117,27 +117,27 @@ class Calls:
         self._answer(frame.id, len(data), HostAnswer.failed(error, message, 0))
 
     def _ask(self, frame: frames.CallFrame, data: bytes, arguments: dict[str, Any]) -> None:
-        journal = self._journal
+        record = self._record
         files = self.read(frame.files)
         digest = digest_id(data)
         call = HostCall(
             frame.function,
             Encoded("json", data),
             digest,
-            journal.ordinal(frame.function, digest),
+            record.ordinal(frame.function, digest),
             self._offered[frame.function],
             tuple(arguments["args"]),
             arguments["kwargs"],
             files,
         )
-        journal.threads = frame.threads
+        record.threads = frame.threads
         self._watch.pause()
-        journal.ask(call, partial(self._answer, frame.id, len(data)))
+        record.ask(call, partial(self._answer, frame.id, len(data)))
         self.on_wait()
 
     def _answer(self, number: int, held: int, answer: HostAnswer) -> None:
         self._held -= held
-        if not self._journal.open and not self.over:
+        if not self._record.open and not self.over:
             self._watch.resume()
         value = answer.value or _NULL
         self._worker.send(

@@ -25,7 +25,7 @@ def extract(reply: str) -> list[str]:
     cells: list[str] = []
     opened: re.Match[str] | None = None
     lines: list[str] = []
-    # Not splitlines(): a form feed or U+2028 inside a string literal is no end of a line.
+    # Not splitlines(): a form feed or U+2028 inside a string literal does not end a line.
     for line in reply.removesuffix("\n").split("\n"):
         line = line.removesuffix("\r")
         match = _FENCE.match(line) if "```" in line or "~~~" in line else None

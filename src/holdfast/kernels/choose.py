@@ -53,7 +53,9 @@ class Kernels:
         async with self._lock:
             engine = self._best() if name == "auto" else name
             if engine not in NAMES:
-                raise InvalidSettings(f"kernel {name!r} is none of auto, {', '.join(NAMES)}")
+                raise InvalidSettings(
+                    f"kernel {name!r} is not a valid engine: use auto, {' or '.join(NAMES)}"
+                )
             choice = self._made.get(engine)
             if choice is None:
                 choice = self._made[engine] = await asyncio.to_thread(self._make, engine)

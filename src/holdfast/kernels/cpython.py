@@ -24,8 +24,9 @@ from holdfast.core.errors import (
 )
 from holdfast.kernels import confinement, frames, monty_heap, results, setup
 from holdfast.kernels import manifest as manifests
+from holdfast.kernels.call_record import CallRecord, Diverged
 from holdfast.kernels.calls import Calls
-from holdfast.kernels.journal import Diverged, Journal
+from holdfast.kernels.limit_watch import LimitWatch
 from holdfast.kernels.pool import Parked, WorkerPool
 from holdfast.kernels.port import (
     CellResult,
@@ -43,8 +44,7 @@ from holdfast.kernels.port import (
     Variable,
 )
 from holdfast.kernels.run import Run
-from holdfast.kernels.watch import Watch
-from holdfast.kernels.workers import Lost, Worker
+from holdfast.kernels.workers import Worker, WorkerLost
 
 OUTPUT_FIT = 12_000
 VALUE_FIT = 4_000
@@ -112,7 +112,7 @@ class CpythonKernel:
         session = CpythonSession(self, settings, fetch)
         if manifest is not None:
             await session.restore(manifest)
-        self.pool.nursery.start()
+        self.pool.fork_server.start()
         return session
 
     async def close(self) -> None:
@@ -151,7 +151,7 @@ class CpythonSession:
     def reclaim_cost(self) -> int | None:
         """Return the CPU time that running the waiting cell again would cost."""
         run = self._run
-        if run is None or run.final is not None or not run.journal.asking:
+        if run is None or run.final is not None or not run.record.asking:
             return None
         return run.watch.cpu_ns
 
@@ -177,38 +177,38 @@ class CpythonSession:
             "value_fit": VALUE_FIT,
         }
         async with self._using:
-            journal = Journal(on_call, recorded, recorded_files)
+            record = CallRecord(on_call, recorded, recorded_files)
             try:
                 while True:
                     worker = await self._ready()
                     try:
-                        return await self._run_cell(worker, command, journal, limits)
-                    except Lost as lost:
+                        return await self._run_cell(worker, command, record, limits)
+                    except WorkerLost as lost:
                         if not isinstance(lost.error, Parked):
                             raise lost.error from None
                         if self._closed:
                             raise KernelError("the session was closed; open it again") from None
-                    await journal.wait_for_answers()
-                    journal.begin()
+                    await record.wait_for_answers()
+                    record.begin()
             finally:
-                await journal.close()
+                await record.close()
                 self._pool.idle(self)
 
     async def _run_cell(
-        self, worker: Worker, command: dict[str, Any], journal: Journal, limits: KernelLimits
+        self, worker: Worker, command: dict[str, Any], record: CallRecord, limits: KernelLimits
     ) -> CellResult:
         watch = self._watch(worker, limits)
         most = self.settings.limits.processes + 1
-        calls = Calls(worker, journal, watch, self._offered, most)
+        calls = Calls(worker, record, watch, self._offered, most)
         calls.on_wait = self._pool.notify
-        run = self._run = Run(worker, journal, watch, calls, self._chunks)
+        run = self._run = Run(worker, record, watch, calls, self._chunks)
         worker.limit(self.settings.limits.memory_bytes)
         try:
             return self._result(run, await run.done(command))
         except Diverged as diverged:
             self._drop(worker)
             return results.diverged(run, str(diverged))
-        except Lost as lost:
+        except WorkerLost as lost:
             self._pool.forget(self)
             if isinstance(lost.error, Parked) or not (run.watch.tripped or run.final):
                 raise
@@ -224,13 +224,13 @@ class CpythonSession:
             self._run = None
             self._chunks.forget()
 
-    def _watch(self, worker: Worker, limits: KernelLimits) -> Watch:
+    def _watch(self, worker: Worker, limits: KernelLimits) -> LimitWatch:
         def park() -> None:
             cost = self.reclaim_cost
             if cost is not None and cost < CHEAP_NS:
                 worker.kill(Parked("the cell waits for long"))
 
-        return Watch(worker, limits, self._kernel.park_seconds, park)
+        return LimitWatch(worker, limits, self._kernel.park_seconds, park)
 
     def _result(self, run: Run, done: frames.DoneFrame) -> CellResult:
         before = self.manifest
@@ -268,7 +268,7 @@ class CpythonSession:
                     await self._load(worker, self.manifest)
                 for name, value in self._inputs.items():
                     await setup.bind(worker, name, value)
-        except Lost as lost:
+        except WorkerLost as lost:
             self._failed_loads += 1
             self._pool.forget(self)
             raise lost.error from None
@@ -315,7 +315,7 @@ class CpythonSession:
                 try:
                     async with _in_time():
                         await setup.bind(worker, name, value)
-                except (Lost, KernelError):
+                except (WorkerLost, KernelError):
                     # The next worker gets it with the other inputs.
                     self._drop(worker)
                 except BaseException:
@@ -334,7 +334,7 @@ class CpythonSession:
                 async with _in_time():
                     frame = await setup.reply(worker, frames.CheckpointFrame, self._chunks)
                 return self._keep(frame.checkpoint)
-            except Lost as lost:
+            except WorkerLost as lost:
                 self._pool.forget(self)
                 raise lost.error from None
             except BaseException:

@@ -28,9 +28,9 @@ from holdfast.core.errors import (
     NotRestorable,
 )
 from holdfast.core.payloads import Slot
-from holdfast.kernels import confinement, landlock, monty_heap, vars
+from holdfast.kernels import confinement, landlock, monty_heap, plain_data
 from holdfast.kernels import manifest as cpython_manifest
-from holdfast.kernels.journal import Diverged, Journal
+from holdfast.kernels.call_record import CallRecord, Diverged
 from holdfast.kernels.monty_cell import Cell, Limited, cell_error
 from holdfast.kernels.monty_launcher import Launcher
 from holdfast.kernels.port import (
@@ -53,7 +53,7 @@ from holdfast.kernels.port import (
     ValueView,
     Variable,
 )
-from holdfast.kernels.worker import render
+from holdfast.kernels.worker.cell import render
 
 OUTPUT_FIT = 12_000
 VALUE_FIT = 4_000
@@ -198,9 +198,9 @@ class MontySession:
         """Run one cell from the last checkpoint and return what happened."""
         limits = limits or self._settings.limits
         async with self._using:
-            journal = Journal(on_call, recorded, recorded_files)
+            record = CallRecord(on_call, recorded, recorded_files)
             cell = Cell(
-                journal,
+                record,
                 limits,
                 started_at_ns,
                 self._functions,
@@ -208,15 +208,15 @@ class MontySession:
                 self._settings.final,
             )
             try:
-                return await self._run(code, cell, journal, limits)
+                return await self._run(code, cell, record, limits)
             except BaseException:
                 await self._discard()
                 raise
             finally:
-                await journal.close()
+                await record.close()
 
     async def _run(
-        self, code: str, cell: Cell, journal: Journal, limits: KernelLimits
+        self, code: str, cell: Cell, record: CallRecord, limits: KernelLimits
     ) -> CellResult:
         live = await self._ready(limits)
         before = live.cpu_ns()
@@ -228,10 +228,10 @@ class MontySession:
         try:
             value = await self._running
             ending = _Ending("ok", value=_view(value))
-            journal.check_end()
+            record.check_end()
         except (pydantic_monty.MontyRuntimeError, pydantic_monty.MontySyntaxError) as error:
             ending = _Ending("error", error=cell_error(error))
-            journal.check_end()
+            record.check_end()
         except Limited as limited:
             ending = _Ending("limit", limit=limited.limit, detail=limited.detail)
         except Diverged as diverged:
@@ -249,10 +249,10 @@ class MontySession:
             self._running = None
         if cell.final is not None and ending.status != "diverged":
             ending = _Ending("final", kept=ending.status != "limit")
-        return await self._result(live, cell, journal, ending, live.cpu_ns() - before)
+        return await self._result(live, cell, record, ending, live.cpu_ns() - before)
 
     async def _result(
-        self, live: _Live, cell: Cell, journal: Journal, ending: _Ending, cpu_ns: int
+        self, live: _Live, cell: Cell, record: CallRecord, ending: _Ending, cpu_ns: int
     ) -> CellResult:
         checkpoint: Checkpoint | None = None
         repaired: tuple[str, ...] = ()
@@ -274,7 +274,7 @@ class MontySession:
             error=ending.error if ending.status == "error" else None,
             limit=ending.limit,
             detail=ending.detail,
-            calls=tuple(journal.calls),
+            calls=tuple(record.calls),
             files=tuple(cell.files),
             checkpoint=checkpoint,
             namespace_kept=checkpoint is not None,
@@ -300,7 +300,7 @@ class MontySession:
 
     async def _survey(self, live: _Live) -> monty_heap.Survey:
         try:
-            told = await live.session.feed_run(
+            listing = await live.session.feed_run(
                 monty_heap.survey(self._engine_names), inputs=self._own
             )
         except pydantic_monty.MontyRuntimeError as error:
@@ -308,7 +308,7 @@ class MontySession:
                 raise Limited("memory", "the namespace does not fit beside its listing") from None
             # The cell shadowed what the listing needs; the heap still holds everything.
             return monty_heap.Survey([[], {}, []], self._engine_names, readable=False)
-        return monty_heap.Survey(told, self._engine_names)
+        return monty_heap.Survey(listing, self._engine_names)
 
     async def set_variable(self, name: str, value: Encoded) -> None:
         """Bind an input; it is part of the next checkpoint."""
@@ -337,7 +337,7 @@ class MontySession:
         others: dict[str, str] = {}
         foreign = manifest.get("engine") == cpython_manifest.ENGINE
         if foreign:
-            plain, others = await vars.plain_variables(manifest, self._fetched)
+            plain, others = await plain_data.plain_variables(manifest, self._fetched)
         else:
             monty_heap.check(manifest)
         await self._discard()

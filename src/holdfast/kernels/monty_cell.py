@@ -1,7 +1,7 @@
 """One cell in a Monty session: the sandbox stops at every question, and the host answers it.
 
 Monty asks for everything it does not have: a host function, a name, the time, a file. Calls go to
-the eval's journal; the clock is pinned to the eval's start and moves with the answers; files come
+the eval's record; the clock is pinned to the eval's start and moves with the answers; files come
 from read-only mounts and are pinned by digest; all else is refused.
 """
 
@@ -20,7 +20,7 @@ from holdfast.core import values
 from holdfast.core.errors import UnsupportedValue
 from holdfast.core.records import digest_id
 from holdfast.kernels import monty_heap
-from holdfast.kernels.journal import Diverged, Journal
+from holdfast.kernels.call_record import CallRecord, Diverged
 from holdfast.kernels.port import (
     CellError,
     Encoded,
@@ -30,8 +30,8 @@ from holdfast.kernels.port import (
     KernelLimits,
     LimitName,
 )
-from holdfast.kernels.worker import paging
-from holdfast.kernels.worker.bridge import builtin_error
+from holdfast.kernels.worker.cell import paging
+from holdfast.kernels.worker.cell.host_calls import builtin_error
 
 _UNWIND_SECONDS = 1.0
 _READS = frozenset({"open", "Path.read_text", "Path.read_bytes"})
@@ -57,7 +57,7 @@ class Cell:
 
     def __init__(
         self,
-        journal: Journal,
+        record: CallRecord,
         limits: KernelLimits,
         started_at_ns: int,
         functions: Mapping[str, bool],
@@ -66,7 +66,7 @@ class Cell:
     ) -> None:
         self.final: Encoded | None = None
         self.files: list[FileRead] = []
-        self._journal = journal
+        self._record = record
         self._limits = limits
         self._now_ns = started_at_ns
         self._functions = functions
@@ -147,7 +147,7 @@ class Cell:
             name,
             Encoded("json", arguments),
             digest,
-            self._journal.ordinal(name, digest),
+            self._record.ordinal(name, digest),
             self._functions[name],
             args,
             kwargs,
@@ -156,10 +156,10 @@ class Cell:
 
     async def _ask(self, call: HostCall) -> HostAnswer:
         answered: asyncio.Future[HostAnswer] = asyncio.get_running_loop().create_future()
-        self._journal.on_failure = answered.set_exception
-        self._journal.ask(call, answered.set_result)
+        self._record.on_failure = answered.set_exception
+        self._record.ask(call, answered.set_result)
         # It is the only open call, so no other one of its cell can come to its turn first.
-        await self._journal.wait_for_answers()
+        await self._record.wait_for_answers()
         if not answered.done():
             raise Diverged(
                 "the cell waits for calls that it made when it first ran and does not make now"
@@ -237,7 +237,7 @@ class Cell:
         with open(real, "rb") as file:
             digest = "sha256:" + hashlib.file_digest(file, "sha256").hexdigest()
         read = FileRead(real, digest)
-        self._journal.check_files([read])
+        self._record.check_files([read])
         if read not in self.files:
             self.files.append(read)
 

@@ -15,7 +15,7 @@ from holdfast.core import payloads, values
 from holdfast.core.errors import KernelProtocolError, NotRestorable, UnsupportedValue
 from holdfast.core.payloads import Slot
 from holdfast.kernels.port import Checkpoint, Encoded, Fetch, Variable
-from holdfast.kernels.worker import render
+from holdfast.kernels.worker.cell import render
 
 ENGINE = "monty"
 FORMAT = 1
@@ -42,7 +42,7 @@ except NameError:
     {HIDDEN}type = type
 """
 
-# Functions and the like would cross to the host as mere text, so FINAL looks before it leaps.
+# Functions and the like would cross to the host as mere text, so FINAL checks its value first.
 FINAL_CODE = f"""
 def {HIDDEN}code(value, depth=0):
     kind = {HIDDEN}type(value).__name__
@@ -102,13 +102,13 @@ def survey(engine_names: Iterable[str]) -> str:
 
 
 class Survey:
-    """What a namespace holds, as the sandbox told it; checked, since the sandbox may lie."""
+    """What a namespace holds, as the sandbox listed it: checked, because it is not trusted."""
 
-    def __init__(self, told: Any, engine_names: Sequence[str], *, readable: bool = True) -> None:
+    def __init__(self, listing: Any, engine_names: Sequence[str], *, readable: bool = True) -> None:
         self._readable = readable
-        if not (type(told) is list and len(told) == 3 and type(told[0]) is list):
+        if not (type(listing) is list and len(listing) == 3 and type(listing[0]) is list):
             raise KernelProtocolError("the monty worker did not list its namespace as asked")
-        kinds, plain, replaced = told
+        kinds, plain, replaced = listing
         if type(replaced) is not list:
             raise KernelProtocolError("the monty worker did not list the names that were replaced")
         hidden = set(engine_names)

@@ -15,7 +15,7 @@ from pydantic_monty._binary import find_monty_binary
 
 from holdfast.core.errors import ConfinementMissing
 from holdfast.kernels import confinement
-from holdfast.kernels.workers import interpreter
+from holdfast.kernels.fork_server import interpreter
 
 _SHEBANG_BYTES = 250  # what every kernel that has Landlock reads of a first line
 

@@ -13,7 +13,8 @@ import itertools
 from typing import Protocol
 
 from holdfast.core.errors import KernelError
-from holdfast.kernels.workers import Nursery, Worker
+from holdfast.kernels.fork_server import ForkServer
+from holdfast.kernels.workers import Worker
 
 
 class Parked(KernelError):
@@ -51,7 +52,7 @@ class WorkerPool:
         self._memory_bytes = memory_bytes
         self._max_idle = max_idle
         self._idle_seconds = idle_seconds
-        self.nursery = Nursery()
+        self.fork_server = ForkServer()
         self._holders: list[Holder] = []
         # Since when, the longest first; one timer takes back what was idle for too long.
         self._idle: dict[Holder, float] = {}
@@ -83,7 +84,7 @@ class WorkerPool:
             heapq.heapify(self._waiting)
             self.notify()
         try:
-            holder.worker = await self.nursery.spawn(own_paths=holder.own_paths)
+            holder.worker = await self.fork_server.spawn(own_paths=holder.own_paths)
         except BaseException:
             self._holders.remove(holder)
             self.notify()
@@ -176,4 +177,4 @@ class WorkerPool:
             self._sweep.cancel()
         for holder in list(self._holders):
             self.reclaim(holder)
-        self.nursery.close()
+        self.fork_server.close()

@@ -39,7 +39,7 @@ def finished(
         final=run.final,
         error=error,
         limit=limit,
-        calls=tuple(run.journal.calls),
+        calls=tuple(run.record.calls),
         files=tuple(run.calls.files),
         checkpoint=checkpoint,
         namespace_kept=checkpoint is not None,
@@ -58,7 +58,7 @@ def cut(run: Run) -> CellResult:
         final=run.final,
         limit=run.watch.tripped,
         detail="the cell did not stop when asked; its worker was ended",
-        calls=tuple(run.journal.calls),
+        calls=tuple(run.record.calls),
         files=tuple(run.calls.files),
         namespace_kept=False,
     )
@@ -71,7 +71,7 @@ def diverged(run: Run, detail: str) -> CellResult:
         stdout=_NOTHING,
         stderr=_NOTHING,
         detail=detail,
-        calls=tuple(run.journal.calls),
+        calls=tuple(run.record.calls),
         files=tuple(run.calls.files),
         namespace_kept=False,
     )
@@ -88,8 +88,8 @@ def losses(
     new = manifests.unrestorable(checkpoint.manifest, before)
     if not new:
         return lost
-    told = {item.name for item in lost}
-    return (*lost, *(item for item in new if item.name not in told))
+    named = {item.name for item in lost}
+    return (*lost, *(item for item in new if item.name not in named))
 
 
 def _view(value: frames.ValuePart | None) -> ValueView | None:

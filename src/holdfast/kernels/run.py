@@ -14,12 +14,12 @@ from typing import Any
 from holdfast.core import values
 from holdfast.core.errors import Corruption, KernelDied, KernelProtocolError
 from holdfast.kernels import frames
+from holdfast.kernels.call_record import CallRecord, Diverged
 from holdfast.kernels.calls import Calls
-from holdfast.kernels.journal import Diverged, Journal
+from holdfast.kernels.limit_watch import LimitWatch
 from holdfast.kernels.manifest import Chunks
 from holdfast.kernels.port import Encoded
-from holdfast.kernels.watch import Watch
-from holdfast.kernels.worker import bounds
+from holdfast.kernels.worker.wire import bounds
 from holdfast.kernels.workers import Worker
 
 STALL_SECONDS = 2.0
@@ -36,9 +36,9 @@ class Run:
     """What one run of a cell does and has come to so far."""
 
     def __init__(
-        self, worker: Worker, journal: Journal, watch: Watch, calls: Calls, chunks: Chunks
+        self, worker: Worker, record: CallRecord, watch: LimitWatch, calls: Calls, chunks: Chunks
     ) -> None:
-        self.journal = journal
+        self.record = record
         self.watch = watch
         self.calls = calls
         self.final: Encoded | None = None
@@ -49,7 +49,7 @@ class Run:
         # Whether the worker was asked how many threads sleep, and what it said last.
         self._probed = False
         self._sleeping = 0
-        journal.on_failure = calls.on_failure = self._fail
+        record.on_failure = calls.on_failure = self._fail
 
     async def done(self, command: dict[str, Any]) -> frames.DoneFrame:
         """Have the worker run a cell, and return what it says at its end."""
@@ -57,7 +57,7 @@ class Run:
         self._worker.ask(command)
         # After it was asked: this is done while the worker wakes up.
         self.watch.start()
-        if self.journal.expecting:
+        if self.record.expecting:
             self._stall = asyncio.ensure_future(self._watch_stall())
         while True:
             frame = await self._worker.next_frame()
@@ -66,7 +66,7 @@ class Run:
                     if frame.value is not None and frame.value.encoded is not None:
                         await _check(frame.value.encoded)
                     self.calls.read(frame.files)
-                    self.journal.check_end()
+                    self.record.check_end()
                     return frame
                 case frames.FinalFrame() if self.final is None:
                     await _check(frame.value)
@@ -76,8 +76,9 @@ class Run:
                     self._ended = True
                     self.watch.ended()
                 case frames.FailedFrame():
-                    told = frame.message
-                    raise KernelDied(f"the worker could not go on ({told}); evaluate again")
+                    raise KernelDied(
+                        f"the worker could not go on ({frame.message}); evaluate again"
+                    )
                 case _Problem():
                     raise frame.error
                 case _:
@@ -90,7 +91,7 @@ class Run:
         """Listen no more."""
         self.watch.stop()
         self._worker.handler = None
-        self._worker.settle()
+        self._worker.end_command()
         self.calls.close()
         if self._stall is not None:
             self._stall.cancel()
@@ -122,22 +123,22 @@ class Run:
 
         A thread that computes or sleeps may still make it, but not for longer than a cell may take.
         """
-        loop, journal, worker = asyncio.get_running_loop(), self.journal, self._worker
+        loop, record, worker = asyncio.get_running_loop(), self.record, self._worker
         before = worker.cpu_ns()
         since = began = asked = loop.time()
-        while journal.expecting:
+        while record.expecting:
             await asyncio.sleep(STALL_SECONDS / 20)
             spent, now = worker.cpu_ns(), loop.time()
-            if not journal.stuck:
+            if not record.stuck:
                 began = now
             waits = (self._probed or self._sleeping) and now - began < self.watch.wall_seconds
-            if not journal.stuck or waits or spent - before > 5_000_000:
+            if not record.stuck or waits or spent - before > 5_000_000:
                 before, since = spent, now
-            if journal.stuck and not self._probed and now - asked > STALL_SECONDS / 4:
+            if record.stuck and not self._probed and now - asked > STALL_SECONDS / 4:
                 self._probed, asked = True, now
                 worker.probe()
-            stalled = journal.open >= journal.threads or now - since > STALL_SECONDS
-            if journal.stuck and stalled and not self.calls.decoding and not journal.skip():
+            stalled = record.open >= record.threads or now - since > STALL_SECONDS
+            if record.stuck and stalled and not self.calls.decoding and not record.skip():
                 text = "the cell waits for calls that it made when it first ran and not now"
                 self._fail(Diverged(text))
 
@@ -153,4 +154,4 @@ async def _check(part: frames.EncodedPart) -> None:
             raise KernelProtocolError(f"the worker sent a value beyond its bounds: {excess}")
         await asyncio.to_thread(values.decode, part.encoding, part.data)
     except Corruption as error:
-        raise KernelProtocolError(f"the worker sent a value that is none: {error}") from error
+        raise KernelProtocolError(f"the worker sent an invalid value: {error}") from error

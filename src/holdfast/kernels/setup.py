@@ -76,7 +76,7 @@ async def reply(worker: Worker, expected: type[Expected], chunks: Chunks | None 
     while True:
         frame = await worker.next_frame()
         if isinstance(frame, expected):
-            worker.settle()
+            worker.end_command()
             return frame
         if isinstance(frame, frames.ChunkFrame) and chunks is not None:
             chunks.receive(frame)

@@ -1,10 +1,7 @@
-"""A worker process: how it is started, spoken to, watched and stopped.
+"""The host's end of a worker process: messages over two pipes, CPU and memory, interrupt, kill.
 
-Workers are forked from one process that has loaded the interpreter for all of them. That process
-is started with nothing: no environment but a constant hash seed, no site packages, no descriptors
-but its end of a socket pair. A worker is spoken to over a pair of pipes, which wake the process
-that waits and no other; a socket would wake its sender, too. The host trusts neither what a worker
-says nor that it listens: interrupting is a request, killing is what counts.
+Pipes wake the process that waits and no other; a socket would wake its sender, too. The host
+trusts neither what a worker sends nor that it reads: interrupting is a request, killing is certain.
 """
 
 from __future__ import annotations
@@ -14,9 +11,6 @@ import contextlib
 import io
 import os
 import signal
-import socket
-import subprocess
-import sys
 import time
 from collections import deque
 from collections.abc import Callable
@@ -26,19 +20,15 @@ from typing import Any
 from holdfast.core.errors import KernelDied, KernelError, KernelProtocolError
 from holdfast.kernels import frames
 from holdfast.kernels.frames import Frame
-from holdfast.kernels.worker.bridge import PROBE
+from holdfast.kernels.worker.cell.host_calls import PROBE
 
-_START = Path(__file__).parent / "worker" / "start.py"
-_FLAGS = ("-s", "-S", "-P", "-X", "utf8")
-# A constant seed: sets and dicts of text iterate alike in every worker, so re-runs do, too.
-_ENVIRONMENT = {"PYTHONHASHSEED": "0"}
 # Frames that may wait to be taken before the worker is no longer listened to.
 MOST_WAITING = 8
 READ_BYTES = 1 << 16
 _UNASKED = "the worker sent something that nobody asked for; the worker was stopped"
 
 
-class Lost(Exception):
+class WorkerLost(Exception):
     """The worker is gone; `error` says why if nobody asked for it."""
 
     def __init__(self, error: KernelError) -> None:
@@ -46,107 +36,16 @@ class Lost(Exception):
         self.error = error
 
 
-class Nursery:
-    """The host's end of the process that workers are forked from."""
-
-    def __init__(self) -> None:
-        self._process: subprocess.Popen[bytes] | None = None
-        self._control: socket.socket | None = None
-        self._answers: deque[asyncio.Future[int]] = deque()
-
-    def start(self) -> int:
-        """Start the process unless it runs, and return its number."""
-        if self._process is not None and self._process.poll() is not None:
-            self.close()  # the event loop has not heard yet
-        if self._process is None:
-            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            with theirs:
-                self._process = subprocess.Popen(
-                    [interpreter(), *_FLAGS, str(_START), str(theirs.fileno())],
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.DEVNULL,
-                    stderr=subprocess.DEVNULL,
-                    env=_ENVIRONMENT,
-                    pass_fds=(theirs.fileno(),),
-                    cwd="/",
-                    # A Ctrl-C at the terminal is for the host alone: the cell that it breaks off
-                    # is run again on resume and must not end in KeyboardInterrupt first.
-                    process_group=0,
-                )
-            self._control = ours
-            asyncio.get_running_loop().add_reader(ours, self._read)
-        return self._process.pid
-
-    def _read(self) -> None:
-        assert self._control is not None
-        number = self._control.recv(4)
-        if not number:
-            self.close()
-            return
-        answer = self._answers.popleft()
-        if answer.done():
-            # Nobody waits for this worker any more.
-            self.reap(int.from_bytes(number, "big"))
-        else:
-            answer.set_result(int.from_bytes(number, "big"))
-
-    async def spawn(self, *, own_paths: bool) -> Worker:
-        """Fork a worker, with rules of its own if its session may read paths.
-
-        It is not confined before it is opened.
-        """
-        parent = self.start()
-        control = self._control
-        assert control is not None
-        loop = asyncio.get_running_loop()
-        answer = loop.create_future()
-        incoming, theirs = _pipe()
-        with theirs:
-            hears, outgoing = _pipe()
-            with hears:
-                try:
-                    request = [b"F" if own_paths else b"A"]
-                    socket.send_fds(control, request, [hears.fileno(), theirs.fileno()])
-                    self._answers.append(answer)
-                    return Worker(await answer, parent, self, incoming, outgoing)
-                except BaseException as error:
-                    incoming.close()
-                    outgoing.close()
-                    if not isinstance(error, OSError):
-                        raise
-                    if self._control is control:  # another may stand in its place already
-                        self.close()
-                    raise KernelDied(
-                        f"a worker could not be started: {error}; try again"
-                    ) from error
-
-    def reap(self, number: int) -> None:
-        """End a process and let go of its number."""
-        if self._control is not None:
-            with contextlib.suppress(OSError):
-                self._control.send(b"R" + number.to_bytes(4, "big"))
-
-    def close(self) -> None:
-        """Stop the process, and with it every worker."""
-        if self._process is None or self._control is None:
-            return
-        process, control = self._process, self._control
-        self._process = self._control = None
-        asyncio.get_running_loop().remove_reader(control)
-        control.close()
-        process.kill()
-        process.wait()
-        while self._answers:
-            answer = self._answers.popleft()
-            if not answer.done():
-                answer.set_exception(OSError("the process that workers come from has ended"))
-
-
 class Worker:
     """The host's end of one worker process."""
 
     def __init__(
-        self, pid: int, parent: int, nursery: Nursery, incoming: io.FileIO, outgoing: io.FileIO
+        self,
+        pid: int,
+        parent: int,
+        reap: Callable[[int], None],
+        incoming: io.FileIO,
+        outgoing: io.FileIO,
     ) -> None:
         self.pid = pid
         self.parent = parent
@@ -155,7 +54,7 @@ class Worker:
         self.handler: Callable[[Frame], bool] | None = None
         # Whether it was asked for something. Between cells it has nothing to say.
         self._asked = False
-        self._nursery = nursery
+        self._reap = reap
         self._reader = frames.FrameReader()
         self._frames: deque[Frame] = deque()
         self._waiter: asyncio.Future[None] | None = None
@@ -222,10 +121,10 @@ class Worker:
         self._wake()
 
     async def next_frame(self) -> Any:
-        """Return the next frame; raise Lost once the worker is gone."""
+        """Return the next frame; raise WorkerLost once the worker is gone."""
         while not self._frames:
             if self.lost is not None:
-                raise Lost(self.lost)
+                raise WorkerLost(self.lost)
             self._waiter = self._loop.create_future()
             await self._waiter
         if self._paused and self.lost is None:
@@ -242,8 +141,8 @@ class Worker:
         self._asked = True
         self.send(command)
 
-    def settle(self) -> None:
-        """Listen no more: the command is done, and whatever else was said was not asked for."""
+    def end_command(self) -> None:
+        """Accept no more frames: the command is done, and whatever else was sent is unasked."""
         self._asked = False
         if any(isinstance(frame, Frame) for frame in self._frames):
             self.kill(KernelProtocolError(_UNASKED))
@@ -299,20 +198,10 @@ class Worker:
         # It may have closed its end and gone on.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(self.pid, signal.SIGKILL)
-        self._nursery.reap(self.pid)
+        self._reap(self.pid)
         self._loop.remove_reader(self._incoming)
         self._loop.remove_writer(self._outgoing)
         self._incoming.close()
         self._outgoing.close()
         self._unsent.clear()
         self._wake()
-
-
-def _pipe() -> tuple[io.FileIO, io.FileIO]:
-    reads, writes = os.pipe()
-    return io.FileIO(reads, "r"), io.FileIO(writes, "w")
-
-
-def interpreter() -> str:
-    """Return the interpreter that runs workers: the one that a virtual environment links to."""
-    return os.path.realpath(sys.executable)

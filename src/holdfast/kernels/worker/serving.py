@@ -10,18 +10,18 @@ import sys
 import types
 from time import monotonic_ns
 
-from holdfast.kernels.worker import cellrun, interactive, render
-from holdfast.kernels.worker.bounds import excess
-from holdfast.kernels.worker.bridge import Bridge, CallError, HostFunction
-from holdfast.kernels.worker.cellrun import Capture, Final, Interrupted, OutputLimit, Sources
-from holdfast.kernels.worker.interpreter import Interpreter
-from holdfast.kernels.worker.makers import MAIN
-from holdfast.kernels.worker.namespace import Namespace
-from holdfast.kernels.worker.paging import Inspect
-from holdfast.kernels.worker.pins import Pins
-from holdfast.kernels.worker.reduction import Reduction
-from holdfast.kernels.worker.surroundings import Surroundings
-from holdfast.kernels.worker.wire import Channel, Shield
+from holdfast.kernels.worker.cell import interactive, render, running
+from holdfast.kernels.worker.cell.host_calls import CallError, HostCalls, HostFunction
+from holdfast.kernels.worker.cell.paging import Inspect
+from holdfast.kernels.worker.cell.running import Capture, Final, Interrupted, OutputLimit, Sources
+from holdfast.kernels.worker.checkpoint.interpreter_settings import Interpreter
+from holdfast.kernels.worker.checkpoint.makers import MAIN
+from holdfast.kernels.worker.checkpoint.namespace import Namespace
+from holdfast.kernels.worker.checkpoint.process_settings import ProcessSettings
+from holdfast.kernels.worker.checkpoint.reduction import Reduction
+from holdfast.kernels.worker.determinism.pins import Pins
+from holdfast.kernels.worker.wire.bounds import excess
+from holdfast.kernels.worker.wire.channel import Channel, InterruptMask
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -40,20 +40,20 @@ class Worker:
     def __init__(self) -> None:
         # As in an interactive session: what the worker was started with is not the cell's.
         sys.argv = [""]
-        self.shield = Shield(Interrupted)
-        signal.signal(signal.SIGINT, self.shield.interrupt)
-        self.channel = Channel(self.shield)
+        self.mask = InterruptMask(Interrupted)
+        signal.signal(signal.SIGINT, self.mask.interrupt)
+        self.channel = Channel(self.mask)
         self.interpreter = Interpreter()
         self.sources = Sources()
         self.pins = Pins()
         self.pins.install(
             {
                 "linecache": lambda module: self.sources.publish(),
-                "threading": lambda module: cellrun.tell_of_threads(module, self.sources),
-                "warnings": lambda module: cellrun.tell_of_warnings(module, self.sources),
+                "threading": lambda module: running.show_thread_errors(module, self.sources),
+                "warnings": lambda module: running.show_warnings(module, self.sources),
             }
         )
-        self.bridge = Bridge(self.channel, self.pins)
+        self.host_calls = HostCalls(self.channel, self.pins)
         main = types.ModuleType(MAIN)
         sys.modules[MAIN] = main
         self.variables = main.__dict__
@@ -64,10 +64,10 @@ class Worker:
         sys.modules["builtins"] = self.builtins
         self.variables["__builtins__"] = self.builtins
         self.reduction = Reduction(self.variables, self.sources)
-        self.reduction.error_type = self.bridge.error_type
+        self.reduction.error_type = self.host_calls.error_type
         self.namespace = Namespace(self.variables, self.reduction, self.channel.send_chunk)
         self.stdout, self.stderr = Capture("<stdout>"), Capture("<stderr>")
-        self.surroundings = Surroundings({"stdout": self.stdout, "stderr": self.stderr})
+        self.process_settings = ProcessSettings({"stdout": self.stdout, "stderr": self.stderr})
         self.engine_names: dict[str, Any] = {}
         self.final: dict[str, Any] | None = None
         # Held by the thread that fixes the answer: the first one does.
@@ -89,7 +89,7 @@ class Worker:
             "eval": self.evaluate,
         }
         while True:
-            command = self.bridge.command()
+            command = self.host_calls.command()
             try:
                 does[command["do"]](command)
                 self._make_ready()
@@ -108,7 +108,7 @@ class Worker:
         report = self._confine(command["policy"])
         self.pins.pin_process()
         self._offer(command)
-        self.surroundings.begin()
+        self.process_settings.begin()
         self.channel.send({"kind": "opened", "confinement": report})
 
     def _confine(self, policy: dict[str, Any] | None) -> dict[str, Any] | None:
@@ -132,7 +132,7 @@ class Worker:
             names["FINAL"] = self._final
         for module, name, signature, doc in command["functions"]:
             path = f"{module}.{name}" if module else name
-            function = HostFunction(self.bridge, path, signature, doc)
+            function = HostFunction(self.host_calls, path, signature, doc)
             self.reduction.functions[path] = function
             if not module:
                 names[name] = function
@@ -145,7 +145,7 @@ class Worker:
         self.reduction.engine = {
             "stdout": self.stdout,
             "stderr": self.stderr,
-            "bridge": self.bridge,
+            "bridge": self.host_calls,  # its name in stored checkpoints
             "inspect": names["inspect"],
         }
         if command["final"]:
@@ -157,14 +157,14 @@ class Worker:
         """Fix the answer of this turn and end the cell."""
         if more or named:
             raise TypeError("FINAL(value) takes one value; pass a tuple or a dict for several")
-        if not self.bridge.open:
+        if not self.host_calls.open:
             raise CallError("FINAL was called outside of a running cell")
         if self.final is None:
             encoded = self._encoded(value)
             with self._fixing:
                 first = self.final is None
                 if first:
-                    self.final, self.bridge.refusal = encoded, Final
+                    self.final, self.host_calls.refusal = encoded, Final
             if first:
                 self.channel.send({"kind": "final", "value": encoded})
         raise Final
@@ -187,7 +187,7 @@ class Worker:
         lost = self.namespace.load(command["stored"], take, careful=careful)
         self.pins.restore(command["drawn"], command["random"])
         self.interpreter.restore(command["recursion_limit"], command["decimal"])
-        self.surroundings.restore(command["surroundings"])
+        self.process_settings.restore(command["surroundings"])
         self.cells = command["cells"]
         self.channel.send({"kind": "loaded", "lost": lost})
 
@@ -205,9 +205,9 @@ class Worker:
     def _checkpoint(self) -> dict[str, Any]:
         dumped = self.namespace.dump()
         self._stale = not self.namespace.drop_unrestorable(dumped["variables"])
-        drawn, random = self.pins.chance.drawn, self.pins.random_state()
+        drawn, random = self.pins.random_stream.drawn, self.pins.random_state()
         kept = {"cells": self.cells, "drawn": drawn, "random": random}
-        kept["surroundings"] = self.surroundings.text()
+        kept["surroundings"] = self.process_settings.text()
         return dumped | kept | self.interpreter.settings()
 
     def evaluate(self, command: dict[str, Any]) -> None:
@@ -222,20 +222,20 @@ class Worker:
         sys.stdout, sys.stderr = self.stdout, self.stderr
         for stream in (self.stdout, self.stderr):
             stream.reset(command["output_fit"], command["output_limit"])
-        self.bridge.begin()
+        self.host_calls.begin()
         began = monotonic_ns()
         outcome: dict[str, Any] = {"status": "ok", "value": None, "error": None}
         try:
-            self.shield.lift()
+            self.mask.unblock()
             try:
-                value = cellrun.run(command["source"], filename, self.variables)
+                value = running.run(command["source"], filename, self.variables)
                 _join_threads()
                 if self.stdout.overflowed or self.stderr.overflowed:
                     # It was raised in a thread, or the cell went on in spite of it.
                     raise OutputLimit
                 outcome["value"] = self._view(value, command["value_fit"])
             finally:
-                self.shield.lower()
+                self.mask.block()
                 self.interpreter.bound()
         except Final:
             pass
@@ -246,8 +246,8 @@ class Worker:
             for stream in (self.stdout, self.stderr):
                 stream.unlimit()
             outcome["status"] = _failure(error)
-            outcome["error"] = cellrun.describe_error(error, self.sources)
-        self.bridge.end()
+            outcome["error"] = running.describe_error(error, self.sources)
+        self.host_calls.end()
         if monotonic_ns() - began > QUICK_NS:
             self.channel.send({"kind": "ended"})
         self._finish(outcome)

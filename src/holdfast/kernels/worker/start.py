@@ -1,8 +1,8 @@
-"""The entry point of the nursery: place the packages it needs, and serve.
+"""The entry point of the fork server: make its packages importable, and serve.
 
-The real `holdfast` package imports the runtime and third-party code, so the names are placed by
-hand and only the few standalone modules below them are loaded. This script is compiled on every
-start, so it stays tiny.
+The real `holdfast` package imports the runtime and third-party code, so the names are put into
+`sys.modules` by hand and only the few standalone modules below them are loaded. This script is
+compiled on every start, so it stays tiny.
 """
 
 import sys
@@ -18,6 +18,6 @@ def place_packages(root: str) -> None:
 
 if __name__ == "__main__":
     place_packages(__file__[: -len("holdfast/kernels/worker/start.py")])
-    from holdfast.kernels.worker.nursery import Nursery
+    from holdfast.kernels.worker.fork_server import ForkServer
 
-    Nursery(int(sys.argv[1])).serve()
+    ForkServer(int(sys.argv[1])).serve()

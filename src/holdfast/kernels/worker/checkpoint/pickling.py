@@ -85,7 +85,7 @@ def load_streams(
         return [unpickler.load() for _ in streams], []
     except BaseException:
         # Something in there cannot be made here: read again, slowly, with markers in its place.
-        from holdfast.kernels.worker.tolerant import load_with_markers
+        from holdfast.kernels.worker.checkpoint.tolerant import load_with_markers
 
         joined = [b"".join(parts) for parts in streams]
         return load_with_markers(_prologue(), joined, slots, careful=careful)

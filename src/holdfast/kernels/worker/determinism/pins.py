@@ -1,4 +1,4 @@
-"""What a re-run must find as it was: the wall clock, every source of chance, the files read.
+"""What a re-run must find as it was: the wall clock, random numbers, the files read.
 
 The wall clock stands at the recorded start of the eval, moves to the recorded time of each answer
 and by what each wait asks for, and ticks one microsecond per reading, so that code which waits for
@@ -17,7 +17,7 @@ import os
 import sys
 import time
 
-from holdfast.kernels.worker.waits import Waits, stand_in
+from holdfast.kernels.worker.determinism.timed_waits import TimedWaits, replace_function
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class Clock:
         return self.now_ns
 
 
-class Chance:
+class RandomStream:
     """A stream of bytes that depends on the session's seed and on how much was drawn, only."""
 
     def __init__(self) -> None:
@@ -121,8 +121,8 @@ class Pins:
 
     def __init__(self) -> None:
         self.clock = Clock()
-        self.waits = Waits(self.clock)
-        self.chance = Chance()
+        self.waits = TimedWaits(self.clock)
+        self.random_stream = RandomStream()
         self.files = Files()
         # What the checkpoint keeps of `random`: nothing as long as the seed alone makes it.
         self._random_state = b""
@@ -134,8 +134,8 @@ class Pins:
     def install(self, after_import: dict[str, Callable[[Any], None]]) -> None:
         """Patch what is loaded already and wait for the rest to be imported."""
         _pin_time(time, self.clock, self.waits)
-        stand_in(os, "urandom", lambda size, /: self.chance.take(size))
-        stand_in(os, "getrandom", lambda size, flags=0: self.chance.take(size))
+        replace_function(os, "urandom", lambda size, /: self.random_stream.take(size))
+        replace_function(os, "getrandom", lambda size, flags=0: self.random_stream.take(size))
         patches: dict[str, Callable[[Any], None]] = {
             "_datetime": lambda module: _pin_datetime(module, self.clock),
             "random": self._pin_random,
@@ -151,8 +151,8 @@ class Pins:
 
     def open(self, seed: bytes) -> None:
         """Begin with a session's seed."""
-        self.chance.seed = seed
-        self.chance.drawn = 0
+        self.random_stream.seed = seed
+        self.random_stream.drawn = 0
         self._random_state = b""
         self._seed_random()
 
@@ -162,8 +162,8 @@ class Pins:
         Not before it is confined: the rules name the real one.
         """
         getpid, kill = os.getpid, os.kill
-        stand_in(os, "getpid", lambda: PROCESS)
-        stand_in(
+        replace_function(os, "getpid", lambda: PROCESS)
+        replace_function(
             os, "kill", lambda pid, signal, /: kill(getpid() if pid == PROCESS else pid, signal)
         )
 
@@ -179,7 +179,7 @@ class Pins:
 
     def restore(self, drawn: int, random_state: bytes) -> None:
         """Go on from a checkpoint."""
-        self.chance.drawn = drawn
+        self.random_stream.drawn = drawn
         self._random_state = random_state
         self._seed_random()
 
@@ -187,7 +187,7 @@ class Pins:
         seed = module.Random.seed
 
         def pinned(generator: Any, a: Any = None, version: int = 2) -> None:
-            seed(generator, self.chance.take(32) if a is None else a, version)
+            seed(generator, self.random_stream.take(32) if a is None else a, version)
 
         module.Random.seed = pinned
         # Kept here: a cell may put anything in the place of the module's own functions.
@@ -201,7 +201,7 @@ class Pins:
             self._set_random(marshal.loads(self._random_state))
         else:
             # Its own key, so that importing `random` late or early draws nothing from the stream.
-            self._get_random.__self__.seed(self.chance.seed)  # type: ignore[attr-defined]
+            self._get_random.__self__.seed(self.random_stream.seed)  # type: ignore[attr-defined]
         self._seeded = self._get_random()
 
 
@@ -247,7 +247,7 @@ class _Loader:
         return self._loader.create_module(spec)
 
 
-def _pin_time(module: Any, clock: Clock, waits: Waits) -> None:
+def _pin_time(module: Any, clock: Clock, waits: TimedWaits) -> None:
     gmtime, localtime, ctime, strftime = (
         module.gmtime,
         module.localtime,
@@ -275,7 +275,7 @@ def _pin_time(module: Any, clock: Clock, waits: Waits) -> None:
         ),
     }
     for name, function in pinned.items():
-        stand_in(module, name, function)
+        replace_function(module, name, function)
 
 
 def _pin_datetime(module: Any, clock: Clock) -> None:
@@ -310,8 +310,8 @@ def _pin_uuid(module: Any) -> None:
     # The node is this machine's network address by default; with one given, no system library is
     # asked, whose clock is the real one.
     uuid1 = module.uuid1
-    stand_in(module, "getnode", lambda: _NODE)
-    stand_in(
+    replace_function(module, "getnode", lambda: _NODE)
+    replace_function(
         module,
         "uuid1",
         lambda node=None, clock_seq=None: uuid1(_NODE if node is None else node, clock_seq),

@@ -20,7 +20,7 @@ CHECKPOINT_SECONDS = 120.0
 CHECKPOINT_BYTES_PER_SECOND = 64 << 20
 
 
-class Watch:
+class LimitWatch:
     """Watches one run of one cell."""
 
     def __init__(
@@ -73,7 +73,7 @@ class Watch:
     def ended(self) -> None:
         """Give the checkpoint its time: the cell says that its own code is over.
 
-        That may be a lie, so it is as much as the worker's memory makes plausible and no more.
+        The worker is not trusted: it gets what its memory makes plausible and no more.
         """
         seconds = 2.0 + self._worker.resident_bytes() / CHECKPOINT_BYTES_PER_SECOND
         cpu_seconds = max(self._limits.cpu_seconds, self.cpu_ns / 1e9 + seconds)

@@ -1,13 +1,13 @@
-"""Objects of the standard library that pickle refuses or halves, and how to make them again.
+"""Objects of the standard library that pickle refuses or keeps in part, and how to make them.
 
-They are told by the module and name of their type, so that nothing has to be imported to ask.
+They are recognised by the module and name of their type, so that nothing has to be imported to ask.
 """
 
 from __future__ import annotations
 
 import sys
 
-from holdfast.kernels.worker.makers import (
+from holdfast.kernels.worker.checkpoint.makers import (
     cached_property_,
     forward_,
     lru_cache_,
@@ -28,11 +28,11 @@ def _lru_cache(value: Any) -> Any:
     value.cache_clear()
     parameters = value.cache_parameters()
     made = (value.__wrapped__, parameters["maxsize"], parameters["typed"])
-    told = getattr(value.__wrapped__, "__dict__", {})
+    wrapped = getattr(value.__wrapped__, "__dict__", {})
     attributes = {
         name: item
         for name, item in vars(value).items()
-        if told.get(name) is not item and not (name.startswith("__") and name.endswith("__"))
+        if wrapped.get(name) is not item and not (name.startswith("__") and name.endswith("__"))
     }
     return lru_cache_, made, attributes or None
 

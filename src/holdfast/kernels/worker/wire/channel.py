@@ -3,9 +3,9 @@
 A frame is a kind byte, a four-byte length and a body. What the host sends is marshalled, which the
 interpreter reads at once; what the worker sends is JSON, which it writes at once as well and which
 the host can check strictly.
-Interrupts arrive as signals at any moment, and one that cut into the moving of a frame would make
-the pipe lose its place: it is kept until the frame is whole. The host sends an empty frame after
-the signal, so a worker that waits for an answer notices.
+Interrupts arrive as signals at any moment, and one that was raised in the middle of a frame would
+leave the rest of it in the pipe: it is blocked until the frame is whole. The host sends an empty
+frame after the signal, so a worker that waits for an answer notices.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ MESSAGE, CHUNK = 0, 1
 READ_BYTES = 1 << 14
 
 
-class Shield:
-    """Says when an interrupt may cut into the main thread: only while the model's code runs.
+class InterruptMask:
+    """Says when an interrupt may be raised in the main thread: only while the model's code runs.
 
-    Otherwise it is kept until the shield is lifted again or, if the cell has ended, forgotten. It
-    is delivered once per cell: a cell that catches it and goes on is ended by the host.
+    A blocked one stays pending until it is unblocked or, if the cell has ended, is dropped. It is
+    delivered once per cell: a cell that catches it and goes on is ended by the host.
     """
 
     def __init__(self, interruption: type[BaseException]) -> None:
@@ -37,13 +37,13 @@ class Shield:
         self._interruption = interruption
         self._main = _thread.get_ident()
 
-    def lift(self) -> None:
-        """Let interrupts in: the model's code begins."""
+    def unblock(self) -> None:
+        """Deliver interrupts: the model's code begins."""
         self._pending = False
         self._depth = 0
 
-    def lower(self) -> None:
-        """Keep interrupts out: the model's code has ended."""
+    def block(self) -> None:
+        """Hold interrupts back: the model's code has ended."""
         self._depth = 1
 
     def __enter__(self) -> None:
@@ -57,7 +57,7 @@ class Shield:
                 self.interrupt()
 
     def interrupt(self, *signal: object) -> None:
-        """Raise in the main thread now, or when the shield is lifted (a signal handler)."""
+        """Raise in the main thread now, or once unblocked (a signal handler)."""
         if self._depth:
             self._pending = True
         else:
@@ -69,9 +69,9 @@ class Shield:
 class Channel:
     """Frames over two pipes, written by any thread, read by one at a time."""
 
-    def __init__(self, shield: Shield) -> None:
+    def __init__(self, mask: InterruptMask) -> None:
         self.incoming = self.outgoing = -1
-        self.shield = shield
+        self.mask = mask
         self._writing = _thread.allocate_lock()
         self._buffer = b""
         self._names: dict[str, bytes] = {}
@@ -81,12 +81,12 @@ class Channel:
 
     def receive(self) -> Any:
         """Return the next message of the host."""
-        with self.shield:
+        with self.mask:
             return self._loads(self._frame())
 
     def receive_bytes(self) -> bytes | bytearray:
         """Return the next raw chunk of the host."""
-        with self.shield:
+        with self.mask:
             return self._frame()
 
     def _frame(self) -> bytes | bytearray:
@@ -126,7 +126,7 @@ class Channel:
         if named is None:
             named = self._names[function] = dumps(function)
         read = dumps(files) if files else b"[]"
-        with self.shield, self._writing:
+        with self.mask, self._writing:
             # Counted now: what was counted before the wait for the others may be too few.
             parts = (number, named, read, _thread._count() + 1, arguments)
             self._put_frame(MESSAGE, (_CALL % parts,))
@@ -136,7 +136,7 @@ class Channel:
         self._send(CHUNK, identifier.encode(), *parts)
 
     def _send(self, kind: int, *parts: bytes) -> None:
-        with self.shield, self._writing:
+        with self.mask, self._writing:
             self._put_frame(kind, parts)
 
     def _put_frame(self, kind: int, parts: tuple[bytes, ...]) -> None:

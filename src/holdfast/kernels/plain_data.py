@@ -78,7 +78,7 @@ class _Reader:
         self._hashed = 0
 
     def read(self, data: bytes) -> Any:
-        """Return the value of one stream; raise Corruption where it is none of ours."""
+        """Return the value of one stream; raise Corruption if it is not a valid stream."""
         self._data, self._at, self._stack = data, 0, list[Any]()
         try:
             while True:
@@ -360,7 +360,7 @@ async def plain_variables(
     others: dict[str, str] = {}
     for variable in manifest["variables"]:
         stream = b"".join([await _chunk(chunk, fetch) for chunk in variable["chunks"]])
-        # Beside the event loop: a big namespace takes its time.
+        # Off the event loop: a big namespace takes its time.
         read = await asyncio.to_thread(_encoded, reader, stream, variable["type"])
         if isinstance(read, Encoded):
             plain[variable["name"]] = read

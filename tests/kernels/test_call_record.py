@@ -1,4 +1,4 @@
-"""The journal of an eval: which answer is released when, and what waits for what."""
+"""The record of an eval: which answer is released when, and what waits for what."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import weakref
 
 import pytest
 
-from holdfast.kernels.journal import Diverged, Journal
+from holdfast.kernels.call_record import CallRecord, Diverged
 from holdfast.kernels.port import Encoded, FileRead, HostAnswer, HostCall, RecordedCall
 
 
@@ -34,34 +34,34 @@ class Asked:
         return _answer(call.function)
 
 
-def _ask(journal: Journal, call: HostCall, got: list[str]) -> None:
-    journal.ask(call, lambda answer: got.append(answer.value.data.decode() if answer.value else ""))
+def _ask(record: CallRecord, call: HostCall, got: list[str]) -> None:
+    record.ask(call, lambda answer: got.append(answer.value.data.decode() if answer.value else ""))
 
 
 async def test_recorded_answers_come_in_recorded_order_whoever_asks_first() -> None:
     host, got = Asked(), list[str]()
-    journal = Journal(host, [_recorded("a"), _recorded("b"), _recorded("c")])
-    _ask(journal, _call("c"), got)
-    _ask(journal, _call("b"), got)
+    record = CallRecord(host, [_recorded("a"), _recorded("b"), _recorded("c")])
+    _ask(record, _call("c"), got)
+    _ask(record, _call("b"), got)
     assert got == []
-    assert journal.stuck
-    _ask(journal, _call("a"), got)
+    assert record.stuck
+    _ask(record, _call("a"), got)
     assert got == ["a", "b", "c"]
     assert host.names == []
-    journal.check_end()
+    record.check_end()
 
 
 async def test_a_new_call_with_effects_waits_for_the_recorded_ones_and_a_pure_one_does_not() -> (
     None
 ):
     host, got = Asked(), list[str]()
-    journal = Journal(host, [_recorded("old")])
-    _ask(journal, _call("new"), got)
-    _ask(journal, _call("pure", pure=True), got)
+    record = CallRecord(host, [_recorded("old")])
+    _ask(record, _call("new"), got)
+    _ask(record, _call("pure", pure=True), got)
     await asyncio.sleep(0)
     assert host.names == ["pure"]
-    _ask(journal, _call("old"), got)
-    await journal.wait_for_answers()
+    _ask(record, _call("old"), got)
+    await record.wait_for_answers()
     assert host.names == ["pure", "new"]
     assert got[0] == "old"
     assert set(got) == {"old", "pure", "new"}
@@ -69,46 +69,46 @@ async def test_a_new_call_with_effects_waits_for_the_recorded_ones_and_a_pure_on
 
 async def test_a_recorded_call_without_an_answer_is_asked_again() -> None:
     host, got = Asked(), list[str]()
-    journal = Journal(host, [_recorded("open", answered=False)])
-    _ask(journal, _call("open"), got)
-    await journal.wait_for_answers()
+    record = CallRecord(host, [_recorded("open", answered=False)])
+    _ask(record, _call("open"), got)
+    await record.wait_for_answers()
     assert host.names == ["open"]
     assert got == ["open"]
 
 
 async def test_a_second_run_finds_the_answers_of_the_first() -> None:
     host, got = Asked(), list[str]()
-    journal = Journal(host)
-    _ask(journal, _call("a"), got)
-    _ask(journal, _call("b"), got)
-    await journal.wait_for_answers()
-    journal.begin()
+    record = CallRecord(host)
+    _ask(record, _call("a"), got)
+    _ask(record, _call("b"), got)
+    await record.wait_for_answers()
+    record.begin()
     again: list[str] = []
-    _ask(journal, _call("b"), again)
-    _ask(journal, _call("a"), again)
+    _ask(record, _call("b"), again)
+    _ask(record, _call("a"), again)
     assert again == got == ["a", "b"]
     assert host.names == ["a", "b"]
 
 
 async def test_an_end_without_a_recorded_call_has_diverged_unless_the_call_was_pure() -> None:
-    Journal(Asked(), [_recorded("look", pure=True)]).check_end()
+    CallRecord(Asked(), [_recorded("look", pure=True)]).check_end()
     with pytest.raises(Diverged, match="1 recorded call"):
-        Journal(Asked(), [_recorded("send")]).check_end()
+        CallRecord(Asked(), [_recorded("send")]).check_end()
 
 
 async def test_a_file_that_changed_has_diverged() -> None:
-    journal = Journal(Asked(), files=[FileRead("/a", "1")])
-    journal.check_files([FileRead("/a", "1"), FileRead("/b", "2")])
+    record = CallRecord(Asked(), files=[FileRead("/a", "1")])
+    record.check_files([FileRead("/a", "1"), FileRead("/b", "2")])
     with pytest.raises(Diverged, match="/b"):
-        journal.check_files([FileRead("/b", "3")])
+        record.check_files([FileRead("/b", "3")])
 
 
 async def test_equal_calls_are_counted_per_run() -> None:
-    journal = Journal(Asked())
-    assert [journal.ordinal("f", "d") for _ in range(3)] == [0, 1, 2]
-    assert journal.ordinal("g", "d") == 0
-    journal.begin()
-    assert journal.ordinal("f", "d") == 0
+    record = CallRecord(Asked())
+    assert [record.ordinal("f", "d") for _ in range(3)] == [0, 1, 2]
+    assert record.ordinal("g", "d") == 0
+    record.begin()
+    assert record.ordinal("f", "d") == 0
 
 
 async def test_a_host_that_fails_or_gives_up_is_reported() -> None:
@@ -117,49 +117,49 @@ async def test_a_host_that_fails_or_gives_up_is_reported() -> None:
         async def fail(call: HostCall, error: BaseException = error) -> HostAnswer:
             raise error
 
-        journal = Journal(fail)
+        record = CallRecord(fail)
         reported: list[BaseException] = []
-        journal.on_failure = reported.append
-        _ask(journal, _call("a"), [])
-        await journal.wait_for_answers()
+        record.on_failure = reported.append
+        _ask(record, _call("a"), [])
+        await record.wait_for_answers()
         assert reported == [error]
 
 
 async def test_a_recorded_answer_of_a_pure_call_that_is_not_made_again_holds_nothing_up() -> None:
     host, got = Asked(), list[str]()
-    journal = Journal(host, [_recorded("gone", pure=True), _recorded("old")])
-    _ask(journal, _call("old"), got)
+    record = CallRecord(host, [_recorded("gone", pure=True), _recorded("old")])
+    _ask(record, _call("old"), got)
     assert got == ["old"]
-    _ask(journal, _call("new", pure=True), got)
-    await journal.wait_for_answers()
+    _ask(record, _call("new", pure=True), got)
+    await record.wait_for_answers()
     assert got == ["old", "new"]
-    _ask(journal, _call("gone", pure=True), got)
+    _ask(record, _call("gone", pure=True), got)
     assert got == ["old", "new", "gone"]
     assert host.names == ["new"]
 
 
 async def test_a_pure_answer_keeps_its_turn_while_another_thread_may_still_ask_for_it() -> None:
     got: list[str] = []
-    journal = Journal(Asked(), [_recorded("look", pure=True), _recorded("old")])
-    journal.threads = 2
-    _ask(journal, _call("old"), got)
+    record = CallRecord(Asked(), [_recorded("look", pure=True), _recorded("old")])
+    record.threads = 2
+    _ask(record, _call("old"), got)
     assert got == []
-    _ask(journal, _call("look", pure=True), got)
+    _ask(record, _call("look", pure=True), got)
     assert got == ["look", "old"]
-    journal.begin()
-    journal.threads = 2
-    _ask(journal, _call("old"), got)
-    assert journal.skip()
+    record.begin()
+    record.threads = 2
+    _ask(record, _call("old"), got)
+    assert record.skip()
     assert got == ["look", "old", "old"]
-    assert not journal.skip()
+    assert not record.skip()
 
 
 async def test_what_a_cell_passed_to_its_calls_is_not_kept() -> None:
-    journal = Journal(Asked())
+    record = CallRecord(Asked())
     call = HostCall("f", Encoded("json", b"{}"), "digest", 0, True, (Asked(),), {})
     argument = weakref.ref(call.args[0])
-    _ask(journal, call, [])
-    await journal.wait_for_answers()
-    assert journal.calls == {call.key: None}
+    _ask(record, call, [])
+    await record.wait_for_answers()
+    assert record.calls == {call.key: None}
     del call
     assert argument() is None

@@ -1,9 +1,9 @@
-"""What a cell sets about its process and a later one relies on.
+"""Settings of the process that one cell changes and a later one relies on.
 
-The environment, the folder, where modules are looked for, which warnings are shown and what is
-logged where: a restored worker has them as they were. They are part of the checkpoint, as one text,
-where they are not what every worker begins with. The model may have put anything in the place of
-what is asked here, so whatever fails is left as it is.
+The environment, the working directory, where modules are looked for, which warnings are shown and
+what is logged where: a restored worker has them as they were. They are part of the checkpoint, as
+one text, where they are not what every worker begins with. The model may have put anything in the
+place of what is asked here, so whatever fails is left as it is.
 """
 
 from __future__ import annotations
@@ -12,49 +12,49 @@ import os
 import sys
 import warnings
 
-from holdfast.kernels.worker.wire import dumps
+from holdfast.kernels.worker.wire.channel import dumps
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    _Get = Callable[[], Any]
-    _Tell = Callable[[Any], Any]
+    _Read = Callable[[], Any]
+    _Write = Callable[[Any], Any]
     _Set = Callable[[Any], None]
 
 LONGEST = 8000  # as the host has it
 _STYLES = {"PercentStyle": "%", "StrFormatStyle": "{", "StringTemplateStyle": "$"}
 
 
-class Surroundings:
-    """The surroundings of this process, and what they were when its session began."""
+class ProcessSettings:
+    """The settings of this process, and what they were when its session began."""
 
     def __init__(self, streams: dict[str, Any]) -> None:
         self._streams = streams
-        # How each is got, told and set. Getting is quick: it is done after every cell.
-        self._parts: dict[str, tuple[_Get, _Tell, _Set]] = {
+        # How each is read, written as JSON and set. Reading is quick: it is done after every cell.
+        self._parts: dict[str, tuple[_Read, _Write, _Set]] = {
             "environ": (lambda: dict(os.environ), dict, _set_environ),
             "folder": (os.getcwd, str, os.chdir),
             "path": (lambda: list(sys.path), list, _set_path),
             "digits": (sys.get_int_max_str_digits, int, sys.set_int_max_str_digits),
-            "warnings": (_filters, lambda filters: [*map(_told, filters)], _set_filters),
+            "warnings": (_filters, lambda filters: [*map(_as_json, filters)], _set_filters),
             "logging": (self._loggers, dict, self._set_loggers),
         }
         self._first: dict[str, Any] = {}
 
     def begin(self) -> None:
         """Remember what every worker of the session begins with."""
-        self._first = {name: get() for name, (get, _, _) in self._parts.items()}
+        self._first = {name: read() for name, (read, _, _) in self._parts.items()}
 
     def text(self) -> str:
         """Return what the checkpoint keeps: nothing where all is as it was at the start."""
         changed: dict[str, Any] = {}
-        for name, (get, tell, _) in self._parts.items():
+        for name, (read, write, _) in self._parts.items():
             try:
-                now = get()
+                now = read()
                 if now != self._first[name]:
-                    changed[name] = tell(now)
+                    changed[name] = write(now)
             except Exception:
                 continue
         if not changed:
@@ -66,7 +66,7 @@ class Surroundings:
         return text if len(text) <= LONGEST else ""
 
     def restore(self, text: str) -> None:
-        """Go on with the surroundings of a checkpoint."""
+        """Go on with the settings of a checkpoint."""
         if not text:
             return
         import json
@@ -84,16 +84,16 @@ class Surroundings:
         if logging is None:
             return {}
         root = logging.root
-        told = {
+        loggers = {
             name: self._logger(item)
             for name, item in root.manager.loggerDict.items()
             if type(item) is logging.Logger
             and (item.level or item.handlers or item.disabled or not item.propagate)
         }
         if root.level != logging.WARNING or root.handlers or root.disabled:
-            told[""] = self._logger(root)
+            loggers[""] = self._logger(root)
         disabled = root.manager.disable
-        return {"loggers": told, "disabled": disabled} if told or disabled else {}
+        return {"loggers": loggers, "disabled": disabled} if loggers or disabled else {}
 
     def _logger(self, logger: Any) -> list[Any]:
         handlers = [self._handler(handler) for handler in logger.handlers]
@@ -146,7 +146,7 @@ def _filters() -> list[Any]:
     return list(warnings.filters)
 
 
-def _told(item: Any) -> list[Any]:
+def _as_json(item: Any) -> list[Any]:
     action, message, category, place, line = item
     return [action, _pattern(message), _named(category), _pattern(place), line]
 

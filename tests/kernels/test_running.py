@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.kernels.worker import cellrun
+from holdfast.kernels.worker.cell import running
 
 CELLS = [
     "1 + 1",
@@ -59,11 +59,11 @@ def _by_tree(source: str, namespace: dict[str, Any]) -> Any:
     text = source if "\n" in source else source.strip()
     tree: Any = compile(text, "<cell 1>", "exec", only_tree, True)
     last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
-    cellrun._execute([compile(tree, "<cell 1>", "exec", flags, True)], namespace)
+    running._execute([compile(tree, "<cell 1>", "exec", flags, True)], namespace)
     if last is None:
         return None
     expression = ast.Expression(last.value)
-    return cellrun._execute([compile(expression, "<cell 1>", "eval", flags, True)], namespace)
+    return running._execute([compile(expression, "<cell 1>", "eval", flags, True)], namespace)
 
 
 @pytest.mark.parametrize("source", CELLS)
@@ -71,7 +71,7 @@ def test_a_cell_has_the_value_of_its_last_expression(source: str) -> None:
     expected: dict[str, Any] = {}
     found: dict[str, Any] = {}
     value = _by_tree(source, expected)
-    assert repr(cellrun.run(source, "<cell 1>", found))[:12] == repr(value)[:12]
+    assert repr(running.run(source, "<cell 1>", found))[:12] == repr(value)[:12]
     expected.pop("__builtins__")
     found.pop("__builtins__", None)
     assert repr(sorted(found.items()))[:20] == repr(sorted(expected.items()))[:20]
@@ -90,22 +90,22 @@ def test_a_cell_has_the_value_of_its_last_expression(source: str) -> None:
 )
 def test_an_error_is_told_with_the_line_it_stands_in(source: str, line: int) -> None:
     with pytest.raises(ZeroDivisionError) as caught:
-        cellrun.run(source, "<cell 1>", {})
-    sources = cellrun.Sources()
+        running.run(source, "<cell 1>", {})
+    sources = running.Sources()
     sources.add("<cell 1>", source)
-    assert cellrun.describe_error(caught.value, sources)["line"] == line
+    assert running.describe_error(caught.value, sources)["line"] == line
 
 
 @pytest.mark.parametrize("source", ["x = 1\nx +", "x = (\n1", "x = 1\n  x", "1 +\n2", "x = '''\n1"])
 def test_what_does_not_parse_runs_nothing_of_the_cell(source: str) -> None:
     namespace: dict[str, Any] = {}
     with pytest.raises(SyntaxError):
-        cellrun.run(source, "<cell 1>", namespace)
+        running.run(source, "<cell 1>", namespace)
     assert namespace == {}
 
 
 def test_output_can_be_reconfigured_to_no_effect() -> None:
-    stream = cellrun.Capture("<stdout>")
+    stream = running.Capture("<stdout>")
     stream.reset(100, 100)
     stream.reconfigure(encoding="latin-1", errors="strict", line_buffering=True)
     stream.write("ä")

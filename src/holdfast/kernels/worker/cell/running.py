@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 
-from holdfast.kernels.worker import render
+from holdfast.kernels.worker.cell import render
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -257,9 +257,9 @@ def describe_error(error: BaseException, sources: Sources) -> dict[str, Any]:
         import traceback
 
         sources.publish()
-        told = traceback.TracebackException.from_exception(error, limit=-200)
-        line = _only_cells(told, sources, set())
-        text = "".join(told.format())
+        summary = traceback.TracebackException.from_exception(error, limit=-200)
+        line = _only_cells(summary, sources, set())
+        text = "".join(summary.format())
         message = str(error)
     except Exception as failure:
         message = f"(no traceback: {type(failure).__name__})"
@@ -272,24 +272,24 @@ def describe_error(error: BaseException, sources: Sources) -> dict[str, Any]:
     }
 
 
-def tell_of_threads(threading: Any, sources: Sources) -> None:
-    """Let an error that ends a thread be told as one that ends the cell is."""
+def show_thread_errors(threading: Any, sources: Sources) -> None:
+    """Show an error that ends a thread in the way of one that ends the cell."""
 
     def excepthook(args: Any, /) -> None:
         # These end the cell itself, or a thread on purpose.
         if args.exc_value is None or isinstance(args.exc_value, (Stopped, SystemExit)):
             return
         name = args.thread.name if args.thread is not None else threading.get_ident()
-        told = describe_error(args.exc_value, sources)["traceback"]
+        text = describe_error(args.exc_value, sources)["traceback"]
         try:
-            print(f"Exception in thread {name}:\n{told}", end="", file=sys.stderr)
+            print(f"Exception in thread {name}:\n{text}", end="", file=sys.stderr)
         except OutputLimit:
             return  # The stream is known to have overflowed.
 
     threading.excepthook = excepthook
 
 
-def tell_of_warnings(warnings: Any, sources: Sources) -> None:
+def show_warnings(warnings: Any, sources: Sources) -> None:
     """Let a warning name its place only if that is a line of the model."""
     plain = warnings.formatwarning
 
@@ -310,12 +310,16 @@ def _cut(text: str, fit: int) -> str:
     return f"{head}\n… {size - len(head) - len(tail)} characters left out …\n{tail}"
 
 
-def _only_cells(told: Any, sources: Sources, seen: set[int]) -> int | None:
-    if told is None or id(told) in seen:
+def _only_cells(summary: Any, sources: Sources, seen: set[int]) -> int | None:
+    if summary is None or id(summary) in seen:
         return None
-    seen.add(id(told))
-    told.stack[:] = [frame for frame in told.stack if frame.filename in sources.lines]
-    for other in (told.__cause__, told.__context__, *(getattr(told, "exceptions", None) or ())):
+    seen.add(id(summary))
+    summary.stack[:] = [frame for frame in summary.stack if frame.filename in sources.lines]
+    for other in (
+        summary.__cause__,
+        summary.__context__,
+        *(getattr(summary, "exceptions", None) or ()),
+    ):
         _only_cells(other, sources, seen)
-    lineno = told.stack[-1].lineno if told.stack else getattr(told, "lineno", None)
+    lineno = summary.stack[-1].lineno if summary.stack else getattr(summary, "lineno", None)
     return int(lineno) if lineno is not None else None

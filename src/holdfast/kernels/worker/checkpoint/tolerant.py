@@ -11,7 +11,7 @@ import pickle
 import pickletools
 from types import BuiltinFunctionType, FunctionType
 
-from holdfast.kernels.worker.makers import MAIN, Marker, set_instance
+from holdfast.kernels.worker.checkpoint.makers import MAIN, Marker, set_instance
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

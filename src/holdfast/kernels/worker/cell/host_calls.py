@@ -10,9 +10,9 @@ from __future__ import annotations
 import _thread
 import builtins
 
-from holdfast.kernels.worker.bounds import excess
-from holdfast.kernels.worker.pins import Pins
-from holdfast.kernels.worker.wire import Channel
+from holdfast.kernels.worker.determinism.pins import Pins
+from holdfast.kernels.worker.wire.bounds import excess
+from holdfast.kernels.worker.wire.channel import Channel
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class _Pending:
         return True
 
 
-class Bridge:
+class HostCalls:
     """The calls of the running cell."""
 
     def __init__(self, channel: Channel, pins: Pins) -> None:
@@ -184,28 +184,28 @@ def builtin_error(name: str, message: str) -> Exception | None:
     known = getattr(builtins, name, None)
     if not isinstance(known, type) or not issubclass(known, Exception):
         return None
-    told = message
+    text = message
     for cls in known.__mro__:
         if issubclass(cls, Exception):
             try:
-                return cls(told)
+                return cls(text)
             except TypeError:
-                told = f"{name}: {message}"
+                text = f"{name}: {message}"
     return None
 
 
 class HostFunction:
     """A function of the host as a cell sees it."""
 
-    def __init__(self, bridge: Bridge, path: str, signature: str, doc: str) -> None:
+    def __init__(self, host_calls: HostCalls, path: str, signature: str, doc: str) -> None:
         self.__name__ = self.__qualname__ = path.rpartition(".")[2]
         self.__doc__ = doc
         self._holdfast_path = path
         self._signature = signature
-        self._bridge = bridge
+        self._host_calls = host_calls
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._bridge.call(self._holdfast_path, args, kwargs)
+        return self._host_calls.call(self._holdfast_path, args, kwargs)
 
     def __repr__(self) -> str:
         return f"<host function {self._holdfast_path}{self._signature}>"

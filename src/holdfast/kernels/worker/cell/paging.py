@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import islice
 
-from holdfast.kernels.worker import render
+from holdfast.kernels.worker.cell import render
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

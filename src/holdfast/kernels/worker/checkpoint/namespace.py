@@ -14,10 +14,10 @@ import hashlib
 import sys
 from itertools import islice
 
-from holdfast.kernels.worker import render
-from holdfast.kernels.worker.makers import Marker, marker
-from holdfast.kernels.worker.reduction import Reduction
-from holdfast.kernels.worker.sets import EMPTY_SET, SetOrder
+from holdfast.kernels.worker.cell import render
+from holdfast.kernels.worker.checkpoint.makers import Marker, marker
+from holdfast.kernels.worker.checkpoint.reduction import Reduction
+from holdfast.kernels.worker.checkpoint.set_order import EMPTY_SET, SetOrder
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ class Namespace:
         self._moved = False
         self._last_changed = ""
         # Names of the last dump with something inside that only this process holds.
-        self._halved: set[str] = set()
+        self._partly_kept: set[str] = set()
         self._sets = SetOrder()
         self._slots: dict[int, _Slot] = {}
         self._fillers = [object() for _ in range(RESERVED)]
@@ -168,7 +168,7 @@ class Namespace:
         self._assign_slots([variables[name] for name in names])
         if not names:
             return []
-        from holdfast.kernels.worker.pickling import Pickler
+        from holdfast.kernels.worker.checkpoint.pickling import Pickler
 
         if self._memo is None:
             # One pickler's memo is copied from another's at once, and not item by item.
@@ -179,7 +179,7 @@ class Namespace:
         pickler.reducer_override = self.reduction.reduce  # type: ignore[method-assign]
         pickler.memo = self._memo
         marked = self.reduction.marked
-        self._halved.clear()
+        self._partly_kept.clear()
         entries = []
         for name in names:
             value = variables[name]
@@ -199,7 +199,7 @@ class Namespace:
             fresh = self.reduction.lost > before
             whole = bool(lost) and (name in failing or not self._reducible(value))
             if fresh and not whole:
-                self._halved.add(name)
+                self._partly_kept.add(name)
             entry = self._entry(name, variables[name], self._pieces.finish(), lost, whole)
             if self._move_back(names, entry):
                 return None
@@ -207,10 +207,10 @@ class Namespace:
         return entries
 
     def _move_back(self, names: list[str], entry: dict[str, Any]) -> bool:
-        """Put a variable that changed in place behind a bulk that follows it, and say so.
+        """Put a variable that changed in place behind a large rest that follows it, and say so.
 
-        The bulk is stored anew this once, since the memo numbers before it change, and never again
-        for this variable's sake. Only the first change is certain: those after it may differ by
+        The rest is stored anew this once, since the memo numbers before it change, and never again
+        because of this variable. Only the first change is certain: those after it may differ by
         their memo numbers alone.
         """
         name = entry["name"]
@@ -288,7 +288,7 @@ class Namespace:
         Return whether all is now as a restore would make it: no marker can be put inside of what
         is kept, or where else a value is held that became one.
         """
-        alike = not self._halved
+        alike = not self._partly_kept
         for entry in entries:
             value = self.variables[entry["name"]] if entry["whole"] else None
             if entry["whole"] and type(value) is not Marker:
@@ -344,7 +344,7 @@ class Namespace:
         names = [entry["name"] for entry in stored["variables"]]
         if not names:
             return []
-        from holdfast.kernels.worker.pickling import load_streams
+        from holdfast.kernels.worker.checkpoint.pickling import load_streams
 
         values, lost = load_streams(streams, slots, careful=careful)
         if any(EMPTY_SET in part for parts in streams for part in parts):
@@ -362,7 +362,7 @@ def _preview(value: Any) -> str:
     try:
         return render.bounded(value, PREVIEW)[0]
     except BaseException as error:
-        # Its repr may exit, or print more than the cell may: that is no reason to lose the rest.
+        # Its repr may exit, or print more than the cell may: the rest is kept all the same.
         name = render.qualname(type(value))
         return f"<{name} whose repr raised {type(error).__name__}>"[:PREVIEW]
 

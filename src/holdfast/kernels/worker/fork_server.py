@@ -20,16 +20,16 @@ if TYPE_CHECKING:
 
 _SIGKILL = 9
 FORK_ALIKE, FORK, REAP = b"A"[0], b"F"[0], b"R"[0]
-WARM = (
+PRELOADED = (
     *("resource", "holdfast.kernels.confinement", "ctypes", "hashlib"),
     *("json", "datetime", "holdfast.core.values", "traceback", "threading", "re"),
     *("collections", "typing"),
-    *("holdfast.kernels.worker.pickling", "holdfast.kernels.worker.tolerant"),
+    *("holdfast.kernels.worker.checkpoint.pickling", "holdfast.kernels.worker.checkpoint.tolerant"),
     *("dataclasses", "enum", "inspect", "asyncio", "concurrent.futures.thread"),
 )
 
 
-class Nursery:
+class ForkServer:
     """Forks workers on request."""
 
     def __init__(self, descriptor: int) -> None:
@@ -38,7 +38,7 @@ class Nursery:
 
     def serve(self) -> NoReturn:
         """Fork and reap until the host goes away."""
-        self._warm()
+        self._preload()
         self._prepare()
         while True:
             request, ancillary, _, _ = self._control.recvmsg(16, socket.CMSG_SPACE(8))
@@ -77,9 +77,9 @@ class Nursery:
         packages = (sys.modules["holdfast.core"], sys.modules["holdfast.kernels"])
         confinement.prepare(tuple(package.__path__[0] for package in packages), renew=renew)
 
-    def _warm(self) -> None:
+    def _preload(self) -> None:
         """Import what most cells need, for as long as nobody waits."""
-        for name in WARM:
+        for name in PRELOADED:
             if self._is_asked():
                 return
             __import__(name)

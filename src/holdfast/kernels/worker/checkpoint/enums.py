@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from holdfast.kernels.worker.makers import HEAP_TYPE, enum_, mixed_enum_, set_enum
+from holdfast.kernels.worker.checkpoint.makers import HEAP_TYPE, enum_, mixed_enum_, set_enum
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -14,10 +14,10 @@ import marshal
 import sys
 import types
 
-from holdfast.kernels.worker import library, places
-from holdfast.kernels.worker.bridge import HostFunction
-from holdfast.kernels.worker.cellrun import Sources
-from holdfast.kernels.worker.makers import (
+from holdfast.kernels.worker.cell.host_calls import HostFunction
+from holdfast.kernels.worker.cell.running import Sources
+from holdfast.kernels.worker.checkpoint import code_positions, library
+from holdfast.kernels.worker.checkpoint.makers import (
     EMPTY_CELL,
     HEAP_TYPE,
     MAIN,
@@ -112,7 +112,7 @@ class Reduction:
 
     def reduce(self, value: Any) -> Any:
         """Return how to make a value again; NotImplemented for a plain global name."""
-        kind = type(value)  # what `isinstance` asks beside it may be code of the model
+        kind = type(value)  # `isinstance` may run code of the model
         if issubclass(kind, type):
             return self._type(value)
         for name, held in self.engine.items():
@@ -170,7 +170,7 @@ class Reduction:
         return instance_, arguments, parts, None, None, set_instance
 
     def _exception(self, error: BaseException) -> Any:
-        """Reduce an exception with what its constructor put beside its arguments."""
+        """Reduce an exception with what its constructor keeps in addition to its arguments."""
         held: dict[str, Any] = {}
         for base in type(error).__mro__:
             for name, item in vars(base).items():
@@ -195,9 +195,9 @@ class Reduction:
         return marker, (kind, reason)
 
     def _kept_marker(self, value: Any) -> Any:
-        told = (value._holdfast_kind, value._holdfast_reason)
-        self.marked.append(told)
-        return marker, told
+        parts = (value._holdfast_kind, value._holdfast_reason)
+        self.marked.append(parts)
+        return marker, parts
 
     def _module(self, module: Any) -> Any:
         name = module.__name__
@@ -251,9 +251,9 @@ class Reduction:
                 return NotImplemented
             reason = f"{function.__qualname__!r} cannot be imported"
             return self._marker(_type_name(type(function)), reason)
-        told, lost = len(self.marked), self.lost
+        marked, lost = len(self.marked), self.lost
         reduced = self.reduce(owner)
-        del self.marked[told:]
+        del self.marked[marked:]
         self.lost = lost
         if type(reduced) is tuple and reduced[0] is marker:
             return self._marker(_type_name(type(function)), f"its {type(owner).__name__} is lost")
@@ -286,7 +286,7 @@ class Reduction:
         begin, end = statement
         text = "".join(lines[begin - 1 : end])
         flags = code.co_flags & FUTURE_FLAGS
-        place = places.place(self._compiled(text, code.co_filename, begin - 1, flags), code)
+        place = code_positions.place(self._compiled(text, code.co_filename, begin - 1, flags), code)
         if place is None:
             return None
         return (text, code.co_filename, begin - 1, flags, *place)
@@ -298,7 +298,7 @@ class Reduction:
                 tree: Any = compile("".join(lines), filename, "exec", 0x2400, True)
             except (SyntaxError, ValueError):
                 return None
-            spans = self._statements[filename] = places.spans(tree)
+            spans = self._statements[filename] = code_positions.spans(tree)
         return next((span for span in spans if span[0] <= first <= span[1]), None)
 
     def _compiled(self, text: str, filename: str, offset: int, flags: int) -> Any:
@@ -320,7 +320,9 @@ class Reduction:
         """Return a code object from its source and its place (stored format)."""
         self.sources.add(filename, text.removesuffix("\n"), offset)
         self.forget_sources(filename)
-        found = places.find(self._compiled(text, filename, offset, flags), qualname, line, nth)
+        found = code_positions.find(
+            self._compiled(text, filename, offset, flags), qualname, line, nth
+        )
         if found is None:
             raise ValueError(f"{qualname!r} is not in its source any more")
         return found
@@ -387,7 +389,7 @@ class Reduction:
             dropped.update([slots] if isinstance(slots, str) else _mangled(slots, cls.__name__))
         enum = sys.modules.get("enum")
         if enum is not None and issubclass(meta, enum.EnumMeta):
-            from holdfast.kernels.worker.enums import reduce_enum
+            from holdfast.kernels.worker.checkpoint.enums import reduce_enum
 
             return reduce_enum(cls, attributes, given, dropped)
         kept = {k: v for k, v in attributes.items() if k not in dropped and not _generated(v)}

@@ -15,19 +15,21 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from holdfast.kernels.worker.pins import Clock
+    from holdfast.kernels.worker.determinism.pins import Clock
 
 _LONGEST = 1e9
 _MILLISECOND_NS = 1_000_000
 
 
-class Waits:
+class TimedWaits:
     """The timed waits of a session's threads."""
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
         # The threads that are in one.
         self.under_way: set[int] = set()
+        # What timeouts of event loops asked for, by the moment of the real clock they became.
+        self._asked: dict[float, float] = {}
 
     def patches(self) -> dict[str, Callable[[Any], None]]:
         """Return what to do to each module that offers timed waits."""
@@ -36,6 +38,7 @@ class Waits:
             "select": self._patch_select,
             "selectors": self._patch_selectors,
             "asyncio.base_events": self._patch_loop,
+            "asyncio.timeouts": self._patch_timeouts,
         }
 
     def count(self, wait: Callable[..., Any], *args: Any) -> Any:
@@ -90,7 +93,7 @@ class Waits:
                 self.clock.advance_to(start_ns + _about(timeout))
             return ready
 
-        stand_in(module, "select", timed_select)
+        replace_function(module, "select", timed_select)
 
     def _patch_selectors(self, module: Any) -> None:
         kind = module.DefaultSelector
@@ -115,10 +118,24 @@ class Waits:
 
         def at(loop: Any, when: Any, callback: Any, *args: Any, context: Any = None) -> Any:
             if when is not None and type(callback) is not _Due:
-                callback = _Due(clock, clock.now_ns + _about(when - loop.time()), callback)
+                asked = self._asked.pop(when, None)
+                length = _about(when - loop.time()) if asked is None else _exactly(asked)
+                callback = _Due(clock, clock.now_ns + length, callback)
             return call_at(loop, when, callback, *args, context=context)
 
         loop.call_later, loop.call_at = later, at
+
+    def _patch_timeouts(self, module: Any) -> None:
+        timeout = module.timeout
+
+        def remembered(delay: float | None) -> Any:
+            made = timeout(delay)
+            if delay is not None:
+                # Until it is entered the real clock moves on: what is left then is a little less.
+                self._asked[made.when()] = delay
+            return made
+
+        replace_function(module, "timeout", remembered)
 
 
 class _Due:
@@ -137,7 +154,7 @@ class _Due:
         return repr(self._callback)
 
 
-def stand_in(module: Any, name: str, function: Any) -> None:
+def replace_function(module: Any, name: str, function: Any) -> None:
     """Put a function in a module's place of that name: a checkpoint refers to it by the name."""
     function.__module__ = module.__name__
     function.__name__ = function.__qualname__ = name
@@ -151,6 +168,6 @@ def _exactly(seconds: float) -> int:
 def _about(seconds: float) -> int:
     """Return a timeout in whole milliseconds, rounded up.
 
-    It is often what is left until a moment of a real clock: less than asked for, by chance.
+    It is often what is left until a moment of a real clock: a little less than asked for.
     """
     return -(-(_exactly(seconds) - 1000) // _MILLISECOND_NS) * _MILLISECOND_NS

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 
-from holdfast.kernels.worker.bridge import HostFunction
-from holdfast.kernels.worker.waits import stand_in
+from holdfast.kernels.worker.cell.host_calls import HostFunction
+from holdfast.kernels.worker.determinism.timed_waits import replace_function
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,9 +24,9 @@ def offer(builtins: Any) -> None:
         """Raise SystemExit: the cell ends here, as an error."""
         raise SystemExit(code)
 
-    stand_in(builtins, "exit", leave)
-    stand_in(builtins, "quit", leave_as_well)
-    stand_in(builtins, "help", _help)
+    replace_function(builtins, "exit", leave)
+    replace_function(builtins, "quit", leave_as_well)
+    replace_function(builtins, "help", _help)
 
 
 def _help(*things: Any) -> None:

@@ -33,7 +33,7 @@ class _Entry:
     deliver: Deliver | None = None
 
 
-class Journal:
+class CallRecord:
     """The record of one eval, over as many runs of its cell as it takes."""
 
     def __init__(
@@ -119,7 +119,7 @@ class Journal:
         try:
             answer = await self._on_call(call)
         except BaseException as error:
-            # Not when this journal is closed: then nobody waits any more.
+            # Not when this record is closed: then nobody waits any more.
             if not self._closed:
                 self.on_failure(error)
             return

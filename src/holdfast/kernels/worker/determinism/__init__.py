@@ -1,0 +1,1 @@
+"""What a cell that runs again must find as it was: clocks, random numbers, files, waits."""

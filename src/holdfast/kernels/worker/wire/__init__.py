@@ -1,0 +1,1 @@
+"""Frames between worker and host, and how much one may carry."""
