@@ -418,7 +418,8 @@ async def test_a_call_that_carries_too_much_is_an_error_in_the_cell(
     settings = KernelSettings(SETTINGS.functions)
     driver = await KernelDriver.open(cpython, settings, lm=lambda x: asked.append(x))
     code = f"x = {argument}\n" + (
-        "try:\n    lm(x)\nexcept ValueError as error:\n    caught = str(error)\ndel x\ncaught"
+        "try:\n    lm(x)\nexcept (TypeError, ValueError) as error:\n    caught = str(error)\n"
+        "del x\ncaught"
     )
     assert "lm: " in await driver.value(code)
     # The host does not rely on the worker's own check.

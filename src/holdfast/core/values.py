@@ -13,9 +13,11 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 from collections.abc import Callable, Iterable
 from datetime import date, datetime, time, timedelta, timezone
 from decimal import Context, Decimal
+from itertools import accumulate
 from math import isfinite
 from pickle import PicklingError
 from typing import Any
@@ -23,6 +25,7 @@ from uuid import UUID
 from zoneinfo import ZoneInfo
 
 from holdfast.core.errors import Corruption, UnsupportedValue
+from holdfast.core.hashing import HashingTooCostly, HashWork
 
 MAX_INTEGER = 2**53 - 1
 """Larger integers are written as hexadecimal text, which every JSON reader keeps exactly."""
@@ -63,62 +66,107 @@ def encode_json(value: Any) -> bytes:
     """Return the `json` encoding of any supported value."""
     try:
         try:
-            plain = _plain(value, "value", exact=False)
-            data = _dump(plain)
+            data = _dump(_plain(value, "value", _Writing(exact=False)))
         except (ValueError, UnicodeEncodeError):
             # A NaN, an infinity or a lone surrogate: rare enough to look at every leaf again.
-            plain = _plain(value, "value", exact=True)
-            data = _dump(plain)
-        if data.count(b"[") + data.count(b"{") > MAX_DEPTH and _is_too_deep(plain):
-            raise RecursionError
+            data = _dump(_plain(value, "value", _Writing(exact=True)))
+    except HashingTooCostly as error:
+        raise UnsupportedValue(f"the value cannot be stored: {error}") from None
     except RecursionError:
-        raise UnsupportedValue(
-            "the value refers to itself or is nested too deeply to be stored; store its parts"
-        ) from None
+        raise _too_deep() from None
+    if _is_too_deep(data):
+        raise _too_deep()
     return data
 
 
-def _is_too_deep(plain: Any) -> bool:
-    level = [plain]
-    for _ in range(MAX_DEPTH):
-        parts = [part.values() if type(part) is dict else part for part in level]
-        level = [item for part in parts for item in part if type(item) in (dict, list)]
-        if not level:
-            return False
-    return True
+def _too_deep() -> UnsupportedValue:
+    return UnsupportedValue(
+        "the value refers to itself or is nested too deeply to be stored; store its parts"
+    )
+
+
+_BRACKETS_AND_QUOTES = b'[]{}"'
+_OTHERS = bytes(set(range(256)) - set(_BRACKETS_AND_QUOTES))
+_TEXTS = re.compile(rb'"[^"]*"')
+_STEP = [1 if byte in b"[{" else -1 if byte in b"]}" else 0 for byte in range(256)]
+
+
+def _is_too_deep(data: bytes) -> bool:
+    """Tell whether JSON nests too deeply, from its brackets alone: no reader has to follow them."""
+    if data.count(b"[") + data.count(b"{") <= MAX_DEPTH:
+        return False
+    marks = data.replace(rb"\\", b"").replace(rb"\"", b"").translate(None, _OTHERS)
+    brackets = _TEXTS.sub(b"", marks.replace(b'""', b""))
+    return max(accumulate(map(_STEP.__getitem__, brackets)), default=0) > MAX_DEPTH
 
 
 def decode(encoding: str, data: bytes) -> Any:
-    """Return the value that `encode` wrote; never imports or evaluates anything."""
+    """Return the value that `encode` wrote; never imports or evaluates anything.
+
+    The time and memory that it takes is in proportion to the bytes, whoever wrote them.
+    """
     try:
         if encoding == "text":
             return data.decode()
         if encoding == "bytes":
             return bytes(data)
-        if encoding == "json":
-            return (_TAGGED if b'"$' in data else _PLAIN).decode(data.decode())
-        if encoding == "manifest":
-            return _PLAIN.decode(data.decode())
+        if encoding in ("json", "manifest"):
+            if _is_too_deep(data):
+                raise ValueError(f"it is nested more than {MAX_DEPTH} deep")
+            tagged = encoding == "json" and b'"$' in data
+            decoder = json.JSONDecoder(object_hook=_Reading().untag) if tagged else _PLAIN
+            return decoder.decode(data.decode())
     except (ValueError, TypeError, KeyError, IndexError, ArithmeticError, RecursionError) as error:
         raise Corruption(f"a stored {encoding!r} value does not decode: {error}") from error
     raise Corruption(f"unknown value encoding {encoding!r}")
+
+
+def check_canonical(encoding: str, data: bytes) -> Any:
+    """Return the value of bytes that someone else encoded; refuse what `encode` would not write.
+
+    That is: a depth or a cost of hashing beyond the limits, NaN or an infinity as a bare word, a
+    key twice, white space, members of a set out of order, or any other second way to write a value.
+    """
+    try:
+        value = decode(encoding, data)
+    except Corruption as error:
+        raise UnsupportedValue(f"the bytes are not an encoded value: {error}") from error
+    if encoding == "manifest" or encode(value) != (encoding, data):
+        raise UnsupportedValue(
+            f"the bytes are not the {encoding!r} encoding of their value; pass what `encode` "
+            "returns for it"
+        )
+    return value
 
 
 def _dump(plain: Any) -> bytes:
     return _WRITE(plain).encode()
 
 
-def _plain(value: Any, path: str, exact: bool) -> Any:
+class _Writing:
+    """One encoding: whether leaves are looked at, and what its hash tables will cost a reader."""
+
+    __slots__ = ("exact", "hashing")
+
+    def __init__(self, exact: bool) -> None:
+        self.exact = exact
+        self.hashing = HashWork()
+
+
+_EXACT = _Writing(exact=True)
+
+
+def _plain(value: Any, path: str, writing: _Writing) -> Any:
     """Return a JSON-ready form; leaves that need no tag are passed through untouched."""
     kind = type(value)
     if kind in _ATOMS:
-        return _tag_atom(value) if exact else value
+        return _tag_atom(value) if writing.exact else value
     if kind is int:
         return value if -MAX_INTEGER <= value <= MAX_INTEGER else {"$int": hex(value)}
     if kind is list:
-        return _plain_items(value, path, exact)
+        return _plain_items(value, path, writing)
     if kind is dict:
-        return _plain_dict(value, path, exact)
+        return _plain_dict(value, path, writing)
     writer = _WRITERS.get(kind)
     if writer is None:
         raise UnsupportedValue(
@@ -126,26 +174,27 @@ def _plain(value: Any, path: str, exact: bool) -> Any:
             "faithfully; convert it to plain data first",
             path=path,
         )
-    return writer(value, path, exact)
+    return writer(value, path, writing)
 
 
-def _plain_items(items: list[Any] | tuple[Any, ...], path: str, exact: bool) -> list[Any]:
-    if not exact and _SIMPLE.issuperset(map(type, items)) and _are_small(items):
+def _plain_items(items: list[Any] | tuple[Any, ...], path: str, writing: _Writing) -> list[Any]:
+    if not writing.exact and _SIMPLE.issuperset(map(type, items)) and _are_small(items):
         return list(items)
-    return [_plain(item, f"{path}[{index}]", exact) for index, item in enumerate(items)]
+    return [_plain(item, f"{path}[{index}]", writing) for index, item in enumerate(items)]
 
 
-def _plain_dict(value: dict[Any, Any], path: str, exact: bool) -> Any:
+def _plain_dict(value: dict[Any, Any], path: str, writing: _Writing) -> Any:
     if all(type(key) is str and not key.startswith("$") for key in value):
-        if not exact:
+        if not writing.exact:
             if _SIMPLE.issuperset(map(type, value.values())) and _are_small(value.values()):
                 return value
-            return {key: _plain(item, f"{path}[{key!r}]", exact) for key, item in value.items()}
+            return {key: _plain(item, f"{path}[{key!r}]", writing) for key, item in value.items()}
         if not any(_has_surrogate(key) for key in value):
-            return {key: _plain(item, f"{path}[{key!r}]", exact) for key, item in value.items()}
+            return {key: _plain(item, f"{path}[{key!r}]", writing) for key, item in value.items()}
+    writing.hashing.check(value)
     return {
         "$dict": [
-            [_plain(key, f"a key of {path}", exact), _plain(item, _below(path, key), exact)]
+            [_plain(key, f"a key of {path}", writing), _plain(item, _below(path, key), writing)]
             for key, item in value.items()
         ]
     }
@@ -182,13 +231,14 @@ def _base64(data: bytes | bytearray) -> str:
     return base64.b64encode(data).decode()
 
 
-def _ordered(items: set[Any] | frozenset[Any], path: str, exact: bool) -> list[Any]:
+def _ordered(items: set[Any] | frozenset[Any], path: str, writing: _Writing) -> list[Any]:
+    writing.hashing.check(items)
     # Sets have no order of their own: theirs is that of their members' encoded bytes.
-    plain = [_plain(item, f"a member of {path}", exact) for item in items]
+    plain = [_plain(item, f"a member of {path}", writing) for item in items]
     return sorted(plain, key=_dump)
 
 
-def _zone(zone: Any, path: str, exact: bool) -> Any:
+def _zone(zone: Any, path: str, writing: _Writing) -> Any:
     if zone is None:
         return None
     if type(zone) is timezone:
@@ -196,7 +246,7 @@ def _zone(zone: Any, path: str, exact: bool) -> Any:
         name = zone.tzname(None)
         microseconds = offset // timedelta(microseconds=1)
         given = None if name == timezone(offset).tzname(None) else name
-        return ["offset", microseconds, _plain(given, path, exact)]
+        return ["offset", microseconds, _plain(given, path, writing)]
     if type(zone) is ZoneInfo and zone.key:
         try:
             zone.__reduce__()
@@ -217,28 +267,28 @@ def _unzone(zone: Any) -> timezone | ZoneInfo | None:
     return timezone(offset) if zone[2] is None else timezone(offset, _text(zone[2]))
 
 
-_WRITERS: dict[type, Callable[[Any, str, bool], Any]] = {
-    tuple: lambda v, path, exact: {"$tuple": _plain_items(v, path, exact)},
-    set: lambda v, path, exact: {"$set": _ordered(v, path, exact)},
-    frozenset: lambda v, path, exact: {"$frozenset": _ordered(v, path, exact)},
-    bytes: lambda v, path, exact: {"$bytes": _base64(v)},
-    bytearray: lambda v, path, exact: {"$bytearray": _base64(v)},
-    complex: lambda v, path, exact: {
-        "$complex": [_plain(v.real, path, True), _plain(v.imag, path, True)]
+_WRITERS: dict[type, Callable[[Any, str, _Writing], Any]] = {
+    tuple: lambda v, path, writing: {"$tuple": _plain_items(v, path, writing)},
+    set: lambda v, path, writing: {"$set": _ordered(v, path, writing)},
+    frozenset: lambda v, path, writing: {"$frozenset": _ordered(v, path, writing)},
+    bytes: lambda v, path, writing: {"$bytes": _base64(v)},
+    bytearray: lambda v, path, writing: {"$bytearray": _base64(v)},
+    complex: lambda v, path, writing: {
+        "$complex": [_plain(v.real, path, _EXACT), _plain(v.imag, path, _EXACT)]
     },
-    range: lambda v, path, exact: {
-        "$range": [_plain(part, path, exact) for part in (v.start, v.stop, v.step)]
+    range: lambda v, path, writing: {
+        "$range": [_plain(part, path, writing) for part in (v.start, v.stop, v.step)]
     },
-    Decimal: lambda v, path, exact: {"$decimal": _DECIMALS.to_sci_string(v)},
-    UUID: lambda v, path, exact: {"$uuid": str(v)},
-    date: lambda v, path, exact: {"$date": v.isoformat()},
-    time: lambda v, path, exact: {
-        "$time": [v.replace(tzinfo=None).isoformat(), v.fold, _zone(v.tzinfo, path, exact)]
+    Decimal: lambda v, path, writing: {"$decimal": _DECIMALS.to_sci_string(v)},
+    UUID: lambda v, path, writing: {"$uuid": str(v)},
+    date: lambda v, path, writing: {"$date": v.isoformat()},
+    time: lambda v, path, writing: {
+        "$time": [v.replace(tzinfo=None).isoformat(), v.fold, _zone(v.tzinfo, path, writing)]
     },
-    datetime: lambda v, path, exact: {
-        "$datetime": [v.replace(tzinfo=None).isoformat(), v.fold, _zone(v.tzinfo, path, exact)]
+    datetime: lambda v, path, writing: {
+        "$datetime": [v.replace(tzinfo=None).isoformat(), v.fold, _zone(v.tzinfo, path, writing)]
     },
-    timedelta: lambda v, path, exact: {"$timedelta": [v.days, v.seconds, v.microseconds]},
+    timedelta: lambda v, path, writing: {"$timedelta": [v.days, v.seconds, v.microseconds]},
 }
 
 _READERS: dict[str, Callable[[Any], Any]] = {
@@ -246,8 +296,6 @@ _READERS: dict[str, Callable[[Any], Any]] = {
     "$float": lambda v: float(_text(v)),
     "$str": lambda v: _bytes(v).decode("utf-8", "surrogatepass"),
     "$tuple": lambda v: tuple(_list(v)),
-    "$set": lambda v: set(_list(v)),
-    "$frozenset": lambda v: frozenset(_list(v)),
     "$bytes": lambda v: _bytes(v),
     "$bytearray": lambda v: bytearray(_bytes(v)),
     "$complex": lambda v: complex(*map(_float, _list(v, 2))),
@@ -258,7 +306,6 @@ _READERS: dict[str, Callable[[Any], Any]] = {
     "$time": lambda v: _moment(time.fromisoformat, v),
     "$datetime": lambda v: _moment(datetime.fromisoformat, v),
     "$timedelta": lambda v: timedelta(*map(_integer, _list(v, 3))),
-    "$dict": lambda v: dict(_list(pair, 2) for pair in _list(v)),
 }
 
 
@@ -297,13 +344,40 @@ def _moment(read: Callable[[str], Any], value: Any) -> Any:
     return read(_text(text)).replace(fold=_integer(fold), tzinfo=_unzone(zone))
 
 
-def _untag(pairs: dict[str, Any]) -> Any:
-    if len(pairs) != 1:
-        return pairs
-    ((key, content),) = pairs.items()
-    if not key.startswith("$"):
-        return pairs
-    return _READERS[key](content)
+class _Reading:
+    """One decoding, with what its hash tables may cost in all."""
+
+    def __init__(self) -> None:
+        self._hashing = HashWork()
+
+    def untag(self, pairs: dict[str, Any]) -> Any:
+        """Return what a JSON object stands for."""
+        if len(pairs) != 1:
+            return pairs
+        ((key, content),) = pairs.items()
+        if not key.startswith("$"):
+            return pairs
+        if key in _TABLES:
+            return _TABLES[key](content, self._hashing)
+        return _READERS[key](content)
+
+
+def _dict(content: Any, hashing: HashWork) -> dict[Any, Any]:
+    pairs = [_list(pair, 2) for pair in _list(content)]
+    hashing.check([key for key, _ in pairs])
+    return dict(hashing.paced(pairs))
+
+
+def _set(content: Any, hashing: HashWork) -> set[Any]:
+    hashing.check(_list(content))
+    return set(hashing.paced(content))
+
+
+_TABLES: dict[str, Callable[[Any, HashWork], Any]] = {
+    "$set": _set,
+    "$frozenset": lambda content, hashing: frozenset(_set(content, hashing)),
+    "$dict": _dict,
+}
 
 
 # What refers to itself never gets to the encoder: making it plain fails first.
@@ -311,4 +385,3 @@ _WRITE = json.JSONEncoder(
     ensure_ascii=False, check_circular=False, allow_nan=False, separators=(",", ":")
 ).encode
 _PLAIN = json.JSONDecoder()
-_TAGGED = json.JSONDecoder(object_hook=_untag)
