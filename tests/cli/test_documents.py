@@ -52,6 +52,29 @@ def test_lineage(work):
     check(tree, "tree")
     assert [(node["id"], node["depth"]) for node in tree["nodes"]] == [("a", 0), ("b", 1)]
     assert work.inside("tree").stdout.splitlines()[1].startswith("└─ b")
+    assert tree["relations"][0]["from_head"] == work.first["head"]
+
+
+def test_a_family_as_a_picture(work):
+    for language, begins in (("dot", "digraph"), ("mermaid", "flowchart")):
+        graph = work.json("graph", "b", "--format", language)
+        check(graph, "graph")
+        assert graph["graph"].startswith(begins)
+        assert work.inside("graph", "b", "--format", language).stdout == graph["graph"] + "\n"
+
+
+def test_where_two_sessions_part(work):
+    found = work.json("diff", "a", "b")
+    check(found, "diff")
+    assert (found["relation"], found["common_turns"]) == ("source", 1)
+    assert (found["one"]["kind"], found["other"]["kind"]) == ("turn", None)
+    lines = work.inside("diff", "a", "b").stdout.splitlines()
+    assert lines[0] == "b was forked from a"
+    assert lines[2] == "first difference: b ends where the other has a turn"
+    same = work.json("diff", "a", "a")
+    check(same, "diff")
+    assert not same["diverges"]
+    assert work.inside("diff", "a", "a").stdout.splitlines()[-1] == "no difference"
 
 
 def test_a_family_that_goes_in_a_cycle_is_cut_and_shown_once(shell):

@@ -13,8 +13,12 @@ from typing import Any, Protocol
 from holdfast.core.events import Event, event_to_line
 from holdfast.core.facts import Usage
 from holdfast.core.ids import friendly_name
+from holdfast.core.payloads import Slot, to_record
 from holdfast.stores.port import GcReport, ImportOutcome, SessionInfo, VerifyReport
-from holdfast.views.lineage import HeadView, TreeNode
+from holdfast.views.costs import CostView
+from holdfast.views.divergence import Divergence, Side
+from holdfast.views.families import Family, Relation, TreeNode
+from holdfast.views.lineage import EdgeView, HeadView
 from holdfast.views.transcript import CellTranscript, StepTranscript, TurnTranscript
 from holdfast.views.values import value_form
 from holdfast.views.variables import VariablesView
@@ -163,6 +167,8 @@ def head_document(head: HeadView, *, current: bool) -> Document:
     """Return a head; `current` says whether the session goes on from it."""
     return {
         "id": head.id,
+        "version": head.version,
+        "session": head.session,
         "seq": head.seq,
         "at": head.at,
         "kind": head.kind,
@@ -170,12 +176,55 @@ def head_document(head: HeadView, *, current: bool) -> Document:
         "basis": head.basis,
         "range": list(head.range),
         "digest": head.digest,
+        "vars": _slot(head.vars),
+        "final": _slot(head.final),
+        "compact_from": head.compact_from,
         "current": current,
     }
 
 
-def node_document(node: TreeNode) -> Document:
-    """Return a session in the tree of its family."""
+def _slot(item: Slot | None) -> Document | None:
+    return None if item is None else to_record(item)
+
+
+def edge_document(edge: EdgeView) -> Document:
+    """Return a lineage edge."""
+    return {
+        "id": edge.id,
+        "version": edge.version,
+        "type": edge.type,
+        "from_session": edge.from_session,
+        "from_head": edge.from_head,
+        "to_session": edge.to_session,
+        "to_head": edge.to_head,
+        "call_id": edge.call_id,
+        "seq": edge.seq,
+        "at": edge.at,
+    }
+
+
+def cost_document(cost: CostView) -> Document:
+    """Return a cost, with what is known, set aside and unknown kept apart."""
+    return {
+        "known_usd": f"{cost.known_usd:f}",
+        "tokens": cost.tokens,
+        "reserved_usd": f"{cost.reserved_usd:f}",
+        "reserved_tokens": cost.reserved_tokens,
+        "unknown": cost.unknown,
+    }
+
+
+def tree_document(family: Family) -> Document:
+    """Return a family with every edge and relation that its logs have."""
+    return {
+        "session": family.wanted,
+        "nodes": [_node(node) for node in family.nodes],
+        "edges": [edge_document(edge) for edge in family.edges],
+        "relations": [_relation(relation) for relation in family.relations],
+    }
+
+
+def _node(node: TreeNode) -> Document:
     info = node.info
     return {
         "id": info.id,
@@ -185,8 +234,50 @@ def node_document(node: TreeNode) -> Document:
         "turns": info.turns,
         "head": info.head,
         "parent": info.parent,
+        "call": node.call,
         "origin": info.origin,
+        "origin_head": node.origin_head,
         "depth": node.depth,
+        "cost": cost_document(node.cost),
+        "subtree": cost_document(node.subtree),
+    }
+
+
+def _relation(relation: Relation) -> Document:
+    return {
+        "type": relation.type,
+        "from_session": relation.from_session,
+        "from_head": relation.from_head,
+        "to_session": relation.to_session,
+        "to_head": relation.to_head,
+        "call_id": relation.call_id,
+    }
+
+
+def diff_document(found: Divergence) -> Document:
+    """Return where two sessions part."""
+    return {
+        "relation": found.relation,
+        "ancestor": found.ancestor,
+        "diverges": found.diverges,
+        "common": found.common,
+        "common_turns": found.turns,
+        "one": _side(found.one),
+        "other": _side(found.other),
+    }
+
+
+def _side(side: Side | None) -> Document | None:
+    if side is None:
+        return None
+    moment = side.moment
+    return {
+        "session": side.session,
+        "log": None if moment is None else moment.session,
+        "seq": None if moment is None else moment.seq,
+        "turn": None if moment is None else moment.turn,
+        "kind": None if moment is None else moment.kind,
+        "values": {name: value_form(value) for name, value in side.values.items()},
     }
 
 

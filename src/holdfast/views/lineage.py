@@ -1,13 +1,15 @@
-"""Where sessions come from and what came of them: heads, edges, and the tree of a store."""
+"""Heads and lineage edges as readers see them: all that the log has of them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 from holdfast.core import facts
 from holdfast.core.payloads import Slot
-from holdfast.stores.port import SessionInfo
+from holdfast.stores.port import SessionStore
+
+PAGE_EVENTS = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,67 +86,33 @@ def edge_view(seq: int, at: str, fact: facts.LineageAdded) -> EdgeView:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class TreeNode:
-    """A session in the tree of its family; `cut` is the source that would close a cycle."""
-
-    info: SessionInfo
-    depth: int
-    last: bool
-    """Whether it is the last one under its source."""
-    cut: str | None = None
-
-
-def tree(found: Sequence[SessionInfo], wanted: str | None = None) -> list[TreeNode]:
-    """Return the trees of sessions (listed newest first), or only the tree that holds one of them.
-
-    From the top down, oldest first, each node before what hangs under it.
-    """
-    known = {info.id: info for info in found}
-    above = {info.id: _source(info, known) for info in reversed(found)}
-    cut = _cut_cycles(above)
-    roots = [info.id for info in reversed(found) if above[info.id] is None]
-    if wanted is not None:
-        root = wanted
-        while (source := above[root]) is not None:
-            root = source
-        roots = [root]
-    below: dict[str, list[SessionInfo]] = {}
-    for info in found:
-        below.setdefault(above[info.id] or "", []).append(info)
-    nodes: list[TreeNode] = []
-    queue = [(known[root], 0, True) for root in reversed(roots)]
-    while queue:
-        info, depth, last = queue.pop()
-        nodes.append(TreeNode(info, depth, last, cut.get(info.id)))
-        # The newest is first in the list, last on the page.
-        children = below.get(info.id, [])
-        queue += [(child, depth + 1, place == 0) for place, child in enumerate(children)]
-    return nodes
+async def read_edges(store: SessionStore, session_id: str) -> AsyncIterator[EdgeView]:
+    """Yield the edges that a session's log holds, oldest first; one added twice counts once."""
+    after, seen = 0, set[str]()
+    while page := await store.read_events(
+        session_id, after=after, limit=PAGE_EVENTS, types=[facts.LineageAdded.TYPE]
+    ):
+        for event in page:
+            fact = event.fact() if event.known else None
+            if isinstance(fact, facts.LineageAdded) and fact.id not in seen:
+                seen.add(fact.id)
+                yield edge_view(event.seq, event.at, fact)
+        after = page[-1].seq
 
 
-def _source(info: SessionInfo, known: dict[str, SessionInfo]) -> str | None:
-    """Return the session that this one hangs under, if the store has it."""
-    source = info.parent or info.origin
-    return source if source in known else None
-
-
-def _cut_cycles(above: dict[str, str | None]) -> dict[str, str]:
-    """Put one session of each cycle on top; return those and what they hung under.
-
-    Sessions of different stores can have the same ids, so that imports may name each other as
-    their source.
-    """
-    cut: dict[str, str] = {}
-    settled: set[str] = set()
-    for start in above:
-        path: set[str] = set()
-        place = start
-        while place not in settled and (source := above[place]) is not None:
-            if place in path:
-                cut[place], above[place] = source, None
-                break
-            path.add(place)
-            place = source
-        settled |= path
-    return cut
+async def head_end(store: SessionStore, session_id: str, head: str) -> int | None:
+    """Return the last position that a head of a session covers; None where it has no such head."""
+    before: int | None = None
+    while page := await store.read_events(
+        session_id,
+        before=before,
+        limit=PAGE_EVENTS,
+        reverse=True,
+        types=[facts.HeadPublished.TYPE],
+    ):
+        for event in page:
+            fact = event.fact() if event.known else None
+            if isinstance(fact, facts.HeadPublished) and fact.id == head:
+                return fact.range[1]
+        before = page[-1].seq
+    return None
