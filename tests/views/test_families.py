@@ -54,23 +54,26 @@ async def test_costs_are_summed_by_subtree_with_the_unknown_kept_apart(store):
     assert family.nodes[0].subtree.tokens == 5 * 15
 
 
-async def test_what_is_set_aside_is_a_sum_of_its_own(store):
+async def test_what_may_have_been_used_is_a_sum_of_its_own(store):
     root = await drive(store, "root")
     child = await child_of(root, "child", "call-1")
-    await child.append(facts.BudgetReserved(reservation="r", usd="0.75", tokens=100))
-    await root.append(facts.BudgetReserved(reservation="r", usd=None, tokens=None))
+    lost = facts.BudgetSettled(reservation="leaf:1", usd="0.5", tokens=70, unknown=True)
+    await child.append(facts.BudgetReserved(reservation="leaf:1", usd="0.5", tokens=70), lost)
+    await child.append(facts.BudgetReserved(reservation="leaf:2", usd="0.25", tokens=30))
+    await root.append(facts.BudgetReserved(reservation="call:call-1", usd="9", tokens=900))
     (top, below) = (await read_tree(store, "root")).nodes
     assert (below.cost.reserved_usd, below.cost.reserved_tokens) == (Decimal("0.75"), 100)
-    assert (top.cost.reserved_usd, top.cost.unknown) == (Decimal(0), 1)
-    assert (top.subtree.reserved_usd, top.subtree.unknown) == (Decimal("0.75"), 1)
-    assert top.subtree.known_usd == 0
+    assert (below.cost.known_usd, below.cost.unknown) == (0, 2)
+    # What the parent set aside for the child is not counted beside what the child says.
+    assert (top.cost.reserved_usd, top.cost.unknown) == (0, 0)
+    assert (top.subtree.reserved_usd, top.subtree.unknown) == (Decimal("0.75"), 2)
 
 
 async def test_a_tree_may_be_any_depth(store):
     above = await drive(store, "level-000")
     for level in range(1, 300):
         above = await child_of(above, f"level-{level:03}", "call-1")
-        await above.append(facts.BudgetReserved(reservation="r", usd="1"))
+        await above.append(facts.BudgetReserved(reservation="leaf:1", usd="1"))
     nodes = (await read_tree(store, "level-150")).nodes
     assert [node.depth for node in nodes] == list(range(300))
     assert nodes[0].subtree.reserved_usd == 299

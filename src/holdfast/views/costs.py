@@ -1,8 +1,8 @@
 """What sessions cost, with three sums kept apart: known, set aside, and unknown.
 
-`known_usd` and `tokens` are what the log counts as used, `reserved_…` what is set aside for work
-that has not ended, and `unknown` says of how many model calls nobody knows what they cost. Unknown
-is never counted as zero: whoever shows a cost shows all three.
+`known_usd` and `tokens` were used. `reserved_…` is the most that model calls can cost which are in
+flight or were lost, and `unknown` counts those and all others of which nobody knows the cost.
+Unknown is never counted as zero: whoever shows a cost shows all three.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from decimal import Context, Decimal
 
-from holdfast.core.state import State
+from holdfast.core.state import State, is_model_call
 
 # A sum must not depend on the decimal context of the program that reads it.
 _MONEY = Context(prec=28)
@@ -39,14 +39,18 @@ class CostView:
 
 
 def cost_of(state: State) -> CostView:
-    """Return what a session itself has cost, without its children."""
-    reserved = list(state.reserved.values())
+    """Return what a session itself has cost, without its children.
+
+    What is set aside for a child is left out: the child's own sums say what became of it.
+    """
+    spend = state.spend
+    flying = [item for key, item in state.reserved.items() if is_model_call(key)]
     return CostView(
-        known_usd=Decimal(state.spend.usd),
-        tokens=state.spend.tokens,
-        reserved_usd=_sum(item.usd for item in reserved),
-        reserved_tokens=sum(item.tokens or 0 for item in reserved),
-        unknown=state.spend.unknown_usd + sum(item.usd is None for item in reserved),
+        known_usd=Decimal(spend.usd),
+        tokens=spend.tokens,
+        reserved_usd=_sum([spend.held_usd, *(item.usd for item in flying)]),
+        reserved_tokens=spend.held_tokens + sum(item.tokens or 0 for item in flying),
+        unknown=spend.unknown_usd + len(flying),
     )
 
 

@@ -105,11 +105,11 @@ async def _line(store: SessionStore, session_id: str) -> list[_Stretch]:
     met = {session_id}
     while len(stretches) < LONGEST_LINE:
         origin = (await store.load_state(stretches[0].session)).origin
-        if origin is None or origin["session"] in met:
+        source = None if origin is None else str(origin["session"])
+        if origin is None or source is None or source in met:
             break
-        source = origin["session"]
         try:
-            until = await head_end(store, source, origin["head"])
+            until = await _position(store, source, origin)
         except (SessionNotFound, SessionDeleted):
             break
         if until is None:
@@ -117,6 +117,15 @@ async def _line(store: SessionStore, session_id: str) -> list[_Stretch]:
         met.add(source)
         stretches.insert(0, _Stretch(source, until))
     return stretches
+
+
+async def _position(store: SessionStore, source: str, origin: dict[str, str | int]) -> int | None:
+    """Return the position of the source at which it was forked."""
+    seq = origin.get("seq")
+    if isinstance(seq, int):
+        await store.session_info(source)
+        return seq
+    return await head_end(store, source, str(origin["head"]))
 
 
 def _relation(first: list[_Stretch], second: list[_Stretch]) -> tuple[str, str | None]:

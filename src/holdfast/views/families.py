@@ -108,11 +108,15 @@ def _node(place: _Place, state: State) -> TreeNode:
         depth=place.depth,
         last=place.last,
         call=(state.parent or {}).get("call"),
-        origin_head=(state.origin or {}).get("head"),
+        origin_head=_text((state.origin or {}).get("head")),
         cost=cost,
         subtree=cost,
         cut=place.cut,
     )
+
+
+def _text(part: str | int | None) -> str | None:
+    return part if isinstance(part, str) else None
 
 
 def _with_subtrees(nodes: list[TreeNode]) -> tuple[TreeNode, ...]:

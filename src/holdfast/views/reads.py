@@ -16,7 +16,7 @@ from holdfast.core.events import Event
 from holdfast.core.facts import Fact
 from holdfast.core.payloads import Slot
 from holdfast.stores.port import SessionStore
-from holdfast.views.calls import CALL_TYPES, CallView, call_view, pending_calls
+from holdfast.views.calls import CallView, call_view, pending_calls, read_later
 from holdfast.views.lineage import EdgeView, HeadView, edge_view, head_view
 from holdfast.views.messages import MessageView, read_message
 from holdfast.views.transcript import TurnTranscript, transcript
@@ -82,18 +82,8 @@ class Reads:
     async def calls(self, session_id: str, *, after: int = 0, limit: int = 100) -> list[CallView]:
         """Return calls that were requested after a position of the log."""
         begun = await self._entries(session_id, facts.CallRequested, after, limit)
-        said: dict[str, list[Fact]] = {entry.fact.call_id: [] for entry in begun}
-        unsettled = set(said)
-        position = begun[0].seq if begun else 0
-        while unsettled and (
-            page := await self._store.read_events(session_id, after=position, types=CALL_TYPES)
-        ):
-            for event in page:
-                call_id = event.data.get("call_id")
-                if event.known and call_id in said:
-                    said[call_id].append(event.fact())
-                    unsettled -= {call_id} if event.type == facts.CallResolved.TYPE else set()
-            position = page[-1].seq
+        wanted = [entry.fact.call_id for entry in begun]
+        said = await read_later(self._store, session_id, begun[0].seq if begun else 0, wanted)
         return [call_view(e.seq, e.at, e.fact, said[e.fact.call_id]) for e in begun]
 
     async def pending(self, session_id: str) -> list[CallView]:
