@@ -8,7 +8,6 @@ import apsw
 import pytest
 from msgspec.structs import replace
 
-import holdfast.stores.sqlite as package
 from holdfast.core import facts
 from holdfast.core.errors import (
     Corruption,
@@ -21,14 +20,18 @@ from holdfast.core.errors import (
 from holdfast.core.fold import FOLD_VERSION
 from holdfast.core.payloads import slot
 from holdfast.core.replay import Copy
-from holdfast.stores import place, snapshots
+from holdfast.stores import place, relational, snapshots, sqlite
 from holdfast.stores.port import InboxDraft
 from holdfast.stores.portable import export_sessions, import_sessions
 from holdfast.stores.sqlite import database
 from holdfast.stores.sqlite.store import SqliteSessionStore
 from holdfast.stores.verify import verify
 
-SOURCES = sorted(Path(package.__file__).parent.glob("*.py"))
+SOURCES = sorted(
+    source
+    for package in (sqlite, relational)
+    for source in Path(package.__file__).parent.glob("*.py")
+)
 
 
 def connect(path):
@@ -178,9 +181,9 @@ def test_every_named_query_is_used_and_every_used_one_is_named():
         used |= set(re.findall(r'"([a-z_]+)"', source.read_text(encoding="utf-8")))
     ways = {f"{name}_{way}" for name in ("events", "events_of_types") for way in WAYS}
     assert set(database.SQL) - ways <= used
-    named = re.findall(
-        r'SQL\["(\w+)"\]', "".join(source.read_text(encoding="utf-8") for source in SOURCES)
-    )
+    text = "".join(source.read_text(encoding="utf-8") for source in SOURCES)
+    named = re.findall(r'SQL\["(\w+)"\]|(?:Query|Change|ChangeMany|first)\(\s*"(\w+)"', text)
+    named = {one or other for one, other in named}
     assert set(named) <= set(database.SQL)
 
 

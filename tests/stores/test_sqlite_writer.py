@@ -26,11 +26,11 @@ from holdfast.core.replay import prove
 from holdfast.stores import feed
 from holdfast.stores.feed import POLL_SECONDS
 from holdfast.stores.port import InboxDraft, Lease, Transient
+from holdfast.stores.relational.plan import Job
 from holdfast.stores.snapshots import SNAPSHOT_EVENTS
 from holdfast.stores.sqlite import writer
 from holdfast.stores.sqlite.database import SQL
 from holdfast.stores.sqlite.store import SqliteSessionStore
-from holdfast.stores.sqlite.writer import Job
 from holdfast.stores.verify import verify
 
 LARGE = slot("a large value " * 20_000, "message")
@@ -53,6 +53,16 @@ async def store(tmp_path):
     await store.close()
 
 
+def doing(work):
+    """Return a plan that is one function, run in the writer's thread."""
+
+    def plan():
+        return work()
+        yield
+
+    return plan
+
+
 class Hold:
     """Keeps the writer busy inside a transaction until it is let go."""
 
@@ -61,21 +71,21 @@ class Hold:
         self._entered, self._leave = threading.Event(), threading.Event()
 
     async def __aenter__(self):
-        self._task = self._store._writer.run(Job(self._work))
+        self._task = self._store._engine._writer.run(Job(doing(self._work)))
         await asyncio.to_thread(self._entered.wait)
 
     async def __aexit__(self, *_):
         self._leave.set()
         await self._task
 
-    def _work(self, _):
+    def _work(self):
         self._entered.set()
         self._leave.wait()
 
 
 async def submitted(store, count):
     """Wait until that many jobs stand in the writer's queue."""
-    while store._writer._queue.qsize() < count:  # noqa: ASYNC110 - the queue has no event for it
+    while store._engine._writer._queue.qsize() < count:  # noqa: ASYNC110 - the queue has no event for it
         await asyncio.sleep(0)
 
 
@@ -87,7 +97,7 @@ async def test_what_queues_during_a_commit_is_one_commit(store):
         commits.append(1)
         return False
 
-    store._connection.set_commit_hook(committing)
+    store._engine._connection.set_commit_hook(committing)
     async with Hold(store):
         tasks = [
             asyncio.create_task(store.append(lease, state.seq, [message(1)]))
@@ -110,7 +120,7 @@ async def test_of_many_the_first_half_goes_on_while_the_second_is_committed(stor
             early.append(None)
         return False
 
-    store._connection.set_commit_hook(committing)
+    store._engine._connection.set_commit_hook(committing)
     async with Hold(store):
         tasks = [
             asyncio.create_task(store.append(lease, state.seq, [message(1)]))
@@ -222,7 +232,7 @@ class LateFailure:
 async def test_a_group_whose_commit_failed_after_it_was_stored_is_found(store, error):
     sessions = [await start(store, f"talk-{n}") for n in range(3)]
     await store.create_session("free", facts.SessionStarted())
-    store._writer._cursor = LateFailure(store._writer._cursor, [None, error])
+    store._engine._writer._cursor = LateFailure(store._engine._writer._cursor, [None, error])
     appends = [store.append(lease, 1, [message(1)]) for lease, _ in sessions]
     done = await append_at_once(store, [*appends, store.acquire("free")])
     assert [one.state.seq for one in done[:3]] == [2, 2, 2]
@@ -234,13 +244,13 @@ async def test_a_group_whose_commit_failed_after_it_was_stored_is_found(store, e
 async def test_a_lease_given_back_in_vain_is_still_held(tmp_path, vfs):
     store = await SqliteSessionStore.open(tmp_path, vfs=vfs.registered)
     lease, _ = await start(store)
-    commit = store._writer._commit
+    commit = store._engine._writer._commit
 
     def committing(jobs):
         vfs.fail_sync = 1 if len(jobs) == 2 else 0
         commit(jobs)
 
-    store._writer._commit = committing
+    store._engine._writer._commit = committing
     async with Hold(store):
         left = asyncio.create_task(store.append(lease, 1, [message(1)], release=True))
         await submitted(store, 1)
@@ -262,12 +272,12 @@ async def test_nothing_is_written_into_a_transaction_that_could_not_be_rolled_ba
         refuse = operation == apsw.SQLITE_TRANSACTION and what == "ROLLBACK" and denied
         return apsw.SQLITE_DENY if refuse else apsw.SQLITE_OK
 
-    def fail(_):
+    def fail():
         raise io_error(apsw.SQLITE_IOERR_READ)
 
-    store._connection.authorizer = may
+    store._engine._connection.authorizer = may
     with pytest.raises(StoreFailed):
-        await store._writer.run(Job(fail))
+        await store._engine._writer.run(Job(doing(fail)))
     with pytest.raises(StoreFailed):
         await store.append(lease, state.seq, [message(1)])
     denied.clear()
@@ -295,12 +305,12 @@ async def test_a_group_that_is_done_over_forgets_what_it_refused_before(store):
     lease, _ = await start(store)
     once = [apsw.IOError("once")]
 
-    def fail_once(_):
+    def fail_once():
         if once:
             raise once.pop()
 
     async def run_failing():
-        await store._writer.run(Job(fail_once))
+        await store._engine._writer.run(Job(doing(fail_once)))
 
     done = await append_at_once(
         store,
@@ -318,7 +328,7 @@ async def test_an_append_that_waits_too_long_for_another_process_wrote_nothing(s
     lease, state = await start(store)
     other = apsw.Connection(str(store._path / "events.db"))
     other.execute("BEGIN IMMEDIATE")
-    busy_wait, waits = store._writer.busy_wait, []
+    busy_wait, waits = store._engine._writer.busy_wait, []
     busy_wait.seconds = 0.01
 
     def wait(attempt):
@@ -326,7 +336,7 @@ async def test_an_append_that_waits_too_long_for_another_process_wrote_nothing(s
             waits.append(1)
         return busy_wait(attempt)
 
-    store._connection.set_busy_handler(wait)
+    store._engine._connection.set_busy_handler(wait)
     with pytest.raises(NothingWritten):
         await store.append(lease, state.seq, [message(1)])
     assert waits == [1]
@@ -548,7 +558,7 @@ async def test_a_writer_that_dies_fails_what_is_queued_and_what_comes_later(tmp_
 
     async with Hold(store):
         tasks = [
-            store._writer.run(Job(lambda _: None, None, dying)),
+            store._engine._writer.run(Job(doing(lambda: None), None, dying)),
             asyncio.create_task(store.append(lease, state.seq, [message(1)])),
         ]
         await submitted(store, 2)
@@ -634,7 +644,7 @@ async def test_a_lease_from_a_commit_that_seemed_to_fail_does_not_lock_its_owner
     lease, _ = await start(store)
     await store.release(lease)
     failed = apsw.IOError("sync failed")
-    store._writer._cursor = LateFailure(store._writer._cursor, [failed, failed])
+    store._engine._writer._cursor = LateFailure(store._engine._writer._cursor, [failed, failed])
     with pytest.raises(OutcomeUnknown):
         await store.acquire("talk")
     info = await store.lease_of("talk")
@@ -667,18 +677,18 @@ async def test_of_a_group_each_goes_on_in_the_loop_that_asked(store):
     def elsewhere(lease):
         return asyncio.run(append(lease)), threading.get_ident()
 
-    beat = Job(lambda _: threading.get_ident())
+    beat = Job(doing(threading.get_ident))
     async with asyncio.TaskGroup() as group:
         async with Hold(store):
             here = [group.create_task(append(lease)) for lease in leases[::2]]
             await submitted(store, 2)
             there = group.create_task(asyncio.to_thread(elsewhere, leases[1]))
             await submitted(store, 3)
-            blocked = group.create_task(asyncio.to_thread(store._writer.run_blocking, beat))
+            blocked = group.create_task(asyncio.to_thread(store._engine._writer.run_blocking, beat))
             await submitted(store, 4)
     assert {task.result() for task in here} == {threading.get_ident()}
     assert len(set(there.result())) == 1
-    assert blocked.result() == store._writer._thread.ident
+    assert blocked.result() == store._engine._writer._thread.ident
 
 
 async def test_a_closed_handle_says_so(tmp_path):

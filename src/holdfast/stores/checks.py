@@ -36,7 +36,7 @@ def check_lease(lease: Lease) -> str:
     return check_id(lease.session)
 
 
-def several(*given: Iterable[Any]) -> tuple[tuple[Any, ...], ...]:
+def as_tuples(*given: Iterable[Any]) -> tuple[tuple[Any, ...], ...]:
     """Return each as a tuple: all are looked at more than once, and iterators can be read once."""
     try:
         return tuple(map(tuple, given))

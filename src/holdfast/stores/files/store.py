@@ -26,7 +26,7 @@ from holdfast.core.payloads import Slot
 from holdfast.core.replay import Copy
 from holdfast.core.state import State
 from holdfast.stores import checks
-from holdfast.stores.ending import Ending
+from holdfast.stores.closing import CloseOnce
 from holdfast.stores.feed import Feed, HintSubscription, SessionSubscription
 from holdfast.stores.files import copies, driving, rewrites, sweep, writes
 from holdfast.stores.files.layout import Layout
@@ -73,7 +73,7 @@ class FilesSessionStore:
         self._listing = Listing(place)
         self._watch = Watch(place, self._files)
         self._feed = Feed(self._page, self._watch.poll, where)
-        self._end = Ending(self._close)
+        self._end = CloseOnce(self._close)
 
     @classmethod
     async def open(
@@ -119,7 +119,7 @@ class FilesSessionStore:
         checks.check_started(started)
         if adopt_from is not None:
             check_id(adopt_from)
-        (given,) = checks.several(payloads)
+        (given,) = checks.as_tuples(payloads)
         return await self._write(
             session_id,
             lambda files: writes.create(files, started, given, lambda: self._source(adopt_from)),
@@ -140,7 +140,7 @@ class FilesSessionStore:
     ) -> Appended:
         """Append one atomic batch."""
         checks.check_lease(lease)
-        facts, edges, consumes, given = checks.several(facts, edges, consumes, payloads)
+        facts, edges, consumes, given = checks.as_tuples(facts, edges, consumes, payloads)
         if adopt_from is not None:
             check_id(adopt_from)
         source = partial(self._source, adopt_from)

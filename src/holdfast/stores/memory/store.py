@@ -91,7 +91,7 @@ class MemorySessionStore:
         checks.check_started(started)
         if adopt_from is not None:
             check_id(adopt_from)
-        (payloads,) = checks.several(payloads)
+        (payloads,) = checks.as_tuples(payloads)
         with self._locked():
             if session_id in self.bank.deleted:
                 raise SessionDeleted(f"session {session_id!r} was deleted; choose another id")
@@ -124,7 +124,7 @@ class MemorySessionStore:
     ) -> Appended:
         """Append one atomic batch."""
         checks.check_lease(lease)
-        facts, edges, consumes, payloads = checks.several(facts, edges, consumes, payloads)
+        facts, edges, consumes, payloads = checks.as_tuples(facts, edges, consumes, payloads)
         with self._locked():
             log = self.bank.log(lease.session)
             self.bank.check_lease(log, lease)

@@ -50,12 +50,13 @@ FAILURES = (apsw.Error, OSError, UnicodeDecodeError)
 """What SQLite and the disk raise; a text that does not decode is a damaged one."""
 
 _PACKAGE = resources.files("holdfast.stores.sqlite")
-_NAMED = re.compile(r"^-- name: (\w+)\n", re.MULTILINE)
+_NAMED = re.compile(r"^-- name: (\w+(?:, \w+)*)\n", re.MULTILINE)
 
 
 def _load_queries() -> dict[str, str]:
     parts = _NAMED.split(_PACKAGE.joinpath("queries.sql").read_text(encoding="utf-8"))
-    return {name: body.strip() for name, body in zip(parts[1::2], parts[2::2], strict=True)}
+    named = zip(parts[1::2], parts[2::2], strict=True)
+    return {name: body.strip() for names, body in named for name in names.split(", ")}
 
 
 SQL = _load_queries()

@@ -42,7 +42,7 @@ INSERT INTO tenants (name) VALUES (?) ON CONFLICT DO NOTHING
 -- name: tenant_key
 SELECT key FROM tenants WHERE name = ?
 
--- name: session_row
+-- name: session_row, lock_session
 SELECT key, id, tenant, tenant_key, seq, digest, owner, epoch, imported
 FROM sessions WHERE id = ?
 
@@ -150,91 +150,96 @@ SELECT seq, fold, digest, checksum, body FROM snapshots WHERE session = ?
 -- name: delete_snapshot
 DELETE FROM snapshots WHERE session = ?
 
+-- name: lock_payload
+-- There is one writer at a time: its transaction is the lock.
+SELECT 1
+
 -- name: insert_payload
 INSERT INTO payloads (tenant, id, size, at, data, session, used) VALUES (?, ?, ?, ?, ?, ?, ?)
 ON CONFLICT DO NOTHING
 
 -- name: touch_payload
-UPDATE payloads SET at = ? WHERE key = ?
+UPDATE payloads SET at = :at WHERE key = :payload
 
 -- name: heal_payload
-UPDATE payloads SET size = ?, data = ? WHERE key = ?
+UPDATE payloads SET size = :size, data = :data WHERE key = :payload
 
 -- name: find_payload
-SELECT p.key, p.size, p.data IS NULL, CASE p.session WHEN ?1 THEN p.used ELSE r.used END
-FROM payloads p LEFT JOIN refs r ON r.payload = p.key AND r.session = ?1
-WHERE p.tenant = ?2 AND p.id = ?3
+SELECT p.key, p.size, p.data IS NULL, CASE p.session WHEN :session THEN p.used ELSE r.used END
+FROM payloads p LEFT JOIN refs r ON r.payload = p.key AND r.session = :session
+WHERE p.tenant = :tenant AND p.id = :id
 
 -- name: payload_data
-SELECT data FROM payloads WHERE key = ?
+SELECT data FROM payloads WHERE key = :payload
 
 -- name: payload_exists
 SELECT 1 FROM payloads p JOIN tenants t ON t.key = p.tenant WHERE t.name = ? AND p.id = ?
 
 -- name: delete_payload
-DELETE FROM payloads WHERE key = ?
+DELETE FROM payloads WHERE key = :payload
 
 -- name: use_ref
-INSERT INTO refs (payload, session, used) VALUES (?, ?, 1) ON CONFLICT DO UPDATE SET used = 1
+INSERT INTO refs (payload, session, used) VALUES (:payload, :session, 1)
+ON CONFLICT DO UPDATE SET used = 1
 
 -- name: mark_first_session
-UPDATE payloads SET used = max(used, ?3) WHERE key = ?1 AND session = ?2
+UPDATE payloads SET used = max(used, :used) WHERE key = :payload AND session = :session
 
 -- name: stage_ref
-INSERT INTO refs (payload, session, used) VALUES (?, ?, 0) ON CONFLICT DO NOTHING
-
--- name: has_ref
-SELECT 1 FROM payloads WHERE key = ?1 AND session = ?2
-UNION ALL SELECT 1 FROM refs WHERE payload = ?1 AND session = ?2
+INSERT INTO refs (payload, session, used) VALUES (:payload, :session, 0)
+ON CONFLICT DO NOTHING
 
 -- name: is_referred
-SELECT 1 FROM payloads p JOIN sessions s ON s.key = p.session WHERE p.key = ?1
-UNION ALL SELECT 1 FROM refs WHERE payload = ?1 LIMIT 1
+SELECT 1 FROM payloads p JOIN sessions s ON s.key = p.session WHERE p.key = :payload
+UNION ALL SELECT 1 FROM refs WHERE payload = :payload LIMIT 1
 
 -- name: delete_ref
-DELETE FROM refs WHERE payload = ? AND session = ?
+DELETE FROM refs WHERE payload = :payload AND session = :session
 
 -- name: forget_first_session
-UPDATE payloads SET session = NULL, used = 0 WHERE key = ? AND session = ?
+UPDATE payloads SET session = NULL, used = 0 WHERE key = :payload AND session = :session
 
 -- name: delete_refs_of_session
 DELETE FROM refs WHERE session = ?
 
 -- name: unuse_ref
-UPDATE refs SET used = 0 WHERE payload = ? AND session = ?
+UPDATE refs SET used = 0 WHERE payload = :payload AND session = :session
 
 -- name: unuse_first_session
-UPDATE payloads SET used = 0 WHERE key = ? AND session = ?
+UPDATE payloads SET used = 0 WHERE key = :payload AND session = :session
 
 -- name: list_stale_refs
-SELECT s.id, p.key, p.id FROM payloads p JOIN sessions s ON s.key = p.session
-WHERE p.used = 0 AND p.at <= ?1
+SELECT s.id, p.key, p.tenant, p.id, s.key FROM payloads p JOIN sessions s ON s.key = p.session
+WHERE p.used = 0 AND p.at <= :cutoff
 UNION ALL
-SELECT s.id, p.key, p.id FROM refs r
+SELECT s.id, p.key, p.tenant, p.id, s.key FROM refs r
 JOIN payloads p ON p.key = r.payload
 JOIN sessions s ON s.key = r.session
-WHERE r.used = 0 AND p.at <= ?1
+WHERE r.used = 0 AND p.at <= :cutoff
 
 -- name: delete_stale_ref
-DELETE FROM refs WHERE payload = ? AND session = ? AND used = 0
-  AND payload IN (SELECT key FROM payloads WHERE at <= ?)
+DELETE FROM refs WHERE payload = :payload AND session = :session AND used = 0
+  AND payload IN (SELECT key FROM payloads WHERE at <= :cutoff)
 
 -- name: forget_stale_first_session
-UPDATE payloads SET session = NULL WHERE key = ? AND session = ? AND used = 0 AND at <= ?
+UPDATE payloads SET session = NULL
+WHERE key = :payload AND session = :session AND used = 0 AND at <= :cutoff
 
 -- name: find_orphans
-SELECT p.key, t.name, p.id, p.size, p.data IS NULL
+SELECT p.key, p.tenant, t.name, p.id, p.size, p.data IS NULL
 FROM payloads p JOIN tenants t ON t.key = p.tenant
-WHERE p.at <= ?1 AND p.key > ?2
+WHERE p.at <= :cutoff AND p.key > :payload
   AND NOT EXISTS (
     SELECT 1 FROM sessions s WHERE s.key = p.session
-      AND p.key || ' ' || s.key NOT IN (SELECT value FROM json_each(?3))
+      AND p.tenant || ' ' || lower(hex(p.id)) || ' ' || s.key
+        NOT IN (SELECT value FROM json_each(:gone))
   )
   AND NOT EXISTS (
     SELECT 1 FROM refs r WHERE r.payload = p.key
-      AND r.payload || ' ' || r.session NOT IN (SELECT value FROM json_each(?3))
+      AND p.tenant || ' ' || lower(hex(p.id)) || ' ' || r.session
+        NOT IN (SELECT value FROM json_each(:gone))
   )
-ORDER BY p.key LIMIT ?4
+ORDER BY p.key LIMIT :limit
 
 -- name: count_payloads
 SELECT count(*) FROM payloads

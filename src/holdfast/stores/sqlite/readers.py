@@ -50,15 +50,6 @@ class Readers:
                 raise
             raise closed_error(self.where) from None
 
-    async def thread(self, work: Callable[..., T], *args: Any) -> T:
-        """Run other blocking work beside the loop, its disk failures named."""
-
-        def named() -> T:
-            with self._database.failures(StoreFailed, "reach the blobs"):
-                return work(*args)
-
-        return await asyncio.to_thread(named)
-
     def close(self) -> None:
         """Let go of the threads and their connections."""
         self._pool.shutdown(wait=True)

@@ -15,12 +15,12 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 import apsw
-import msgspec
 
 from holdfast.core.errors import HoldfastError, NothingWritten, OutcomeUnknown, StoreFailed
+from holdfast.stores.relational.plan import Job, Plan
 from holdfast.stores.rows import closed_error
 from holdfast.stores.sqlite.database import FAILURES, SQL, BusyWait, Database
 
@@ -45,26 +45,6 @@ class Outcome(asyncio.Future[T]):
         return False
 
 
-class Job(msgspec.Struct, Generic[T], eq=False):
-    """Work on its way through the writer.
-
-    `work` is its part of a transaction, and may be run again after a rollback. `settled` is called
-    in the writer after the commit with the result, and `moved` tells from it which session is now
-    at which position. `stored` tells, on a later look at the database, whether the work was
-    committed; it is None where that cannot be told.
-    """
-
-    work: Callable[[apsw.Cursor], T]
-    session: str | None = None
-    settled: Callable[[T], None] | None = None
-    stored: Callable[[apsw.Cursor, T], bool] | None = None
-    moved: Callable[[T], tuple[str, int] | None] | None = None
-    result: T | None = None
-    error: BaseException | None = None
-    outcome: Outcome[T] | None = None
-    done: threading.Event | None = None
-
-
 class Writer:
     """Runs jobs in order, durably."""
 
@@ -72,10 +52,12 @@ class Writer:
         self,
         database: Database,
         connection: apsw.Connection,
+        run_plan: Callable[[apsw.Cursor, Plan[Any]], Any],
         committed: Callable[[Sequence[Job[Any]]], None],
     ) -> None:
         """Start the thread; `committed` is called there with each group, before its callers."""
         self._database = database
+        self._run_plan = run_plan
         self._committed = committed
         self._connection = connection
         self._cursor = connection.cursor()
@@ -182,6 +164,9 @@ class Writer:
             if job.settled is not None and job.error is None:
                 _call(job.settled, job.result)
         _call(self._committed, jobs)
+        if any(job.scrubs and job.error is None for job in jobs):
+            # Erased bytes may be left in the write-ahead log.
+            self._database.truncate_log(self._connection, self.busy_wait)
 
     def _write(self, jobs: list[Job[Any]]) -> None:
         """Write a group; where storage fails under several jobs, each is tried alone."""
@@ -206,11 +191,11 @@ class Writer:
 
     def _work(self, job: Job[Any], *, alone: bool) -> None:
         if alone:
-            job.result = job.work(self._cursor)
+            job.result = self._run_plan(self._cursor, job.plan())
             return
         self._cursor.execute(SQL["savepoint"])
         try:
-            job.result = job.work(self._cursor)
+            job.result = self._run_plan(self._cursor, job.plan())
         except HoldfastError as error:
             self._cursor.execute(SQL["rollback_to"])
             job.error = error
@@ -235,7 +220,8 @@ class Writer:
             self._cursor.execute(SQL["begin_write"])
             self._connection.pragma("user_version", self._connection.pragma("user_version"))
             found = [
-                None if job.stored is None else job.stored(self._cursor, job.result) for job in jobs
+                None if job.stored is None else self._run_plan(self._cursor, job.stored(job.result))
+                for job in jobs
             ]
             self._cursor.execute(SQL["commit"])
         except BaseException:

@@ -1,14 +1,10 @@
-"""Session rows: where a session's log stands, and what listings show of it.
-
-All functions run inside a transaction that the caller holds.
-"""
+"""Session rows: the position of a session's log, and what listings show of it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
-import apsw
 import msgspec
 from msgspec import structs
 
@@ -18,8 +14,8 @@ from holdfast.core.events import now
 from holdfast.core.ids import friendly_name
 from holdfast.core.state import State
 from holdfast.stores.port import SessionFilter, SessionInfo
+from holdfast.stores.relational.plan import Change, Plan, Query, first
 from holdfast.stores.rows import matches
-from holdfast.stores.sqlite.database import SQL
 
 PAGE_ROWS = 500
 
@@ -38,51 +34,54 @@ class SessionRow(msgspec.Struct, frozen=True, gc=False):
     imported: int
 
 
-def find(cursor: apsw.Cursor, session_id: str) -> SessionRow:
+def find(session_id: str, *, lock: bool = False) -> Plan[SessionRow]:
     """Return a session's row; SessionNotFound or SessionDeleted where there is none."""
-    row = look_up(cursor, session_id)
+    row = yield from look_up(session_id, lock=lock)
     if row is None:
         raise SessionNotFound(f"there is no session {session_id!r} in this store")
     return row
 
 
-def look_up(cursor: apsw.Cursor, session_id: str) -> SessionRow | None:
-    """Return a session's row, None where there never was one; SessionDeleted where it is gone."""
-    row: Any = cursor.execute(SQL["session_row"], (session_id,)).fetchone()
+def look_up(session_id: str, *, lock: bool = False) -> Plan[SessionRow | None]:
+    """Return a session's row, None where there never was one; SessionDeleted where it is gone.
+
+    `lock` keeps other writers of the session out until the end of the transaction.
+    """
+    row = yield from first("lock_session" if lock else "session_row", session_id)
     if row is not None:
         return SessionRow(*row)
-    if cursor.execute(SQL["is_deleted"], (session_id,)).fetchone():
+    if (yield from first("is_deleted", session_id)):
         raise SessionDeleted(
             f"session {session_id!r} was deleted; its id is never used again, choose another"
         )
     return None
 
 
-def insert(cursor: apsw.Cursor, state: State) -> SessionRow:
+def insert(state: State) -> Plan[SessionRow]:
     """Add the row of a new session."""
-    fixed = _fixed(cursor, state)
-    told = (state.session, *fixed, *_tip(state), *_summary(state))
-    key = cursor.execute(SQL["insert_session"], told).get
+    fixed = yield from _fixed(state)
+    (key,) = yield from first("insert_session", state.session, *fixed, *_tip(state))
     digest = bytes.fromhex(state.digest)
     return SessionRow(
         key, state.session, state.tenant, fixed[1], state.seq, digest, None, 0, imported=0
     )
 
 
-def heal(cursor: apsw.Cursor, row: SessionRow, state: State) -> SessionRow:
+def heal(row: SessionRow, state: State) -> Plan[SessionRow]:
     """Make a session's row say what its log says."""
-    fixed = _fixed(cursor, state)
-    cursor.execute(SQL["heal_session"], (*fixed, row.key))
-    move(cursor, row.key, state)
+    fixed = yield from _fixed(state)
+    yield Change("heal_session", (*fixed, row.key))
+    yield from move(row.key, state)
     digest = bytes.fromhex(state.digest)
     return structs.replace(row, tenant=state.tenant, tenant_key=fixed[1], digest=digest)
 
 
-def _fixed(cursor: apsw.Cursor, state: State) -> tuple[Any, ...]:
-    cursor.execute(SQL["insert_tenant"], (state.tenant,))
+def _fixed(state: State) -> Plan[tuple[Any, ...]]:
+    yield Change("insert_tenant", (state.tenant,))
+    (tenant_key,) = yield from first("tenant_key", state.tenant)
     return (
         state.tenant,
-        cursor.execute(SQL["tenant_key"], (state.tenant,)).get,
+        tenant_key,
         state.kind,
         state.agent,
         None if state.parent is None else state.parent.get("session"),
@@ -92,19 +91,17 @@ def _fixed(cursor: apsw.Cursor, state: State) -> tuple[Any, ...]:
     )
 
 
-def move(cursor: apsw.Cursor, key: int, state: State) -> None:
-    """Say where a session stands after an append."""
-    cursor.execute(SQL["move_session"], (*_tip(state), *_summary(state), key))
+def move(key: int, state: State) -> Plan[None]:
+    """Store the position of a session after an append, and what listings show of it."""
+    yield Change("move_session", (*_tip(state), key))
 
 
 def _tip(state: State) -> tuple[Any, ...]:
-    return state.seq, bytes.fromhex(state.digest), state.updated_at
-
-
-def _summary(state: State) -> tuple[Any, ...]:
-    """Return what a listing shows of a state."""
     spend = state.spend
     return (
+        state.seq,
+        bytes.fromhex(state.digest),
+        state.updated_at,
         state.status,
         state.counters.get("turn", 0),
         state.last_turn,
@@ -115,9 +112,9 @@ def _summary(state: State) -> tuple[Any, ...]:
     )
 
 
-def delete(cursor: apsw.Cursor, row: SessionRow) -> None:
+def delete(row: SessionRow) -> Plan[None]:
     """Remove everything of a session but its tombstone; its payloads are gc's."""
-    cursor.execute(SQL["insert_tombstone"], (row.id, now()))
+    yield Change("insert_tombstone", (row.id, now()))
     for name in (
         "delete_events",
         "delete_snapshot",
@@ -126,24 +123,23 @@ def delete(cursor: apsw.Cursor, row: SessionRow) -> None:
         "delete_inbox",
         "delete_session",
     ):
-        cursor.execute(SQL[name], (row.key,))
+        yield Change(name, (row.key,))
 
 
-def info(
-    cursor: apsw.Cursor, session_id: str, is_live: Callable[[str | None], bool]
-) -> SessionInfo | None:
+IsLive = Callable[[str | None], Plan[bool]]
+"""Tells whether an owner is alive."""
+
+
+def info(session_id: str, is_live: IsLive) -> Plan[SessionInfo]:
     """Return what a listing shows of one session."""
-    row: Any = cursor.execute(SQL["session_info"], (session_id,)).fetchone()
-    return None if row is None else _info(row, is_live)
+    yield from find(session_id)
+    row = yield from first("session_info", session_id)
+    return (yield from _info(row, is_live))
 
 
 def page(
-    cursor: apsw.Cursor,
-    where: SessionFilter,
-    below: int,
-    limit: int,
-    is_live: Callable[[str | None], bool],
-) -> list[tuple[int, SessionInfo]]:
+    where: SessionFilter, below: int, limit: int, is_live: IsLive
+) -> Plan[list[tuple[int, SessionInfo]]]:
     """Return up to `limit` sessions that match, with their keys, newest first."""
     found: list[tuple[int, SessionInfo]] = []
     wanted = {
@@ -155,12 +151,12 @@ def page(
         "limit": max(limit, PAGE_ROWS) if where.status or where.label else limit,
     }
     while len(found) < limit:
-        rows: list[Any] = cursor.execute(SQL["list_sessions"], wanted | {"below": below}).fetchall()
+        rows = yield Query("list_sessions", wanted | {"below": below})
         if not rows:
             break
         below = rows[-1][0]
         for row in rows:
-            shown = _info(row, is_live)
+            shown = yield from _info(row, is_live)
             if matches(shown, where):
                 found.append((row[0], shown))
     return found[:limit]
@@ -178,12 +174,12 @@ def _labels(text: str) -> dict[str, str]:
         return {}
 
 
-def _info(row: Any, is_live: Callable[[str | None], bool]) -> SessionInfo:
+def _info(row: Any, is_live: IsLive) -> Plan[SessionInfo]:
     (
         _, session_id, tenant, kind, agent, parent, origin, labels, started_at, imported,
         owner, seq, stored, updated_at, turns, last_turn, head, usd, tokens, unknown_usd, waiting,
     ) = map(_readable, row)  # fmt: skip
-    interrupted = stored == status.RUNNING and not is_live(owner)
+    interrupted = stored == status.RUNNING and not (yield from is_live(owner))
     return SessionInfo(
         id=session_id,
         name=friendly_name(session_id),

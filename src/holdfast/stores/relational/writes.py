@@ -1,0 +1,172 @@
+"""What changes a session: creating, appending, asking, driving and deleting, each as one plan.
+
+A plan finds the session's row, checks everything against it, then writes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from holdfast.core.errors import PositionConflict
+from holdfast.core.events import now
+from holdfast.core.facts import Fact, SessionStarted
+from holdfast.core.heads import EdgeDraft, HeadDraft
+from holdfast.core.log import Batch, extend
+from holdfast.core.payloads import Slot
+from holdfast.core.state import State, empty
+from holdfast.stores import rows, snapshots
+from holdfast.stores.owner import Heartbeat
+from holdfast.stores.port import Appended, InboxDraft, InboxItem, Lease
+from holdfast.stores.relational import events, inbox, leases, payloads, sessions
+from holdfast.stores.relational.events import States
+from holdfast.stores.relational.plan import Plan
+from holdfast.stores.relational.sessions import SessionRow
+
+
+class Request(msgspec.Struct, frozen=True, gc=False):
+    """What a caller asks to append."""
+
+    lease: Lease
+    after_seq: int
+    facts: Sequence[Fact]
+    head: HeadDraft | None
+    edges: Sequence[EdgeDraft]
+    consumes: Sequence[str]
+    payloads: Sequence[Slot]
+    adopt_from: str | None
+    release: bool
+
+
+def create(
+    states: States,
+    session_id: str,
+    started: SessionStarted,
+    given: Sequence[Slot],
+    adopt_from: str | None,
+) -> Plan[State]:
+    """Create a session by its first event, or return the existing one's state."""
+    row = yield from sessions.look_up(session_id, lock=True)
+    batch = extend(empty(session_id), [started], at=now(), payloads=given)
+    if row is not None:
+        found = yield from events.page(row, limit=1)
+        if not found or found[0].seq != 1:
+            raise events.gap(row, 1)
+        rows.check_same_start(found[0], batch.events[0])
+        return (yield from states.load(row))
+    source = None if adopt_from is None else (yield from sessions.find(adopt_from))
+    row = yield from sessions.insert(batch.state)
+    yield from _store(states, row, batch, source, empty(session_id))
+    return batch.state
+
+
+def append(states: States, request: Request) -> Plan[Appended]:
+    """Append one batch, checked against the session's row."""
+    lease = request.lease
+    row = yield from sessions.find(lease.session, lock=True)
+    yield from leases.check(row, lease)
+    if row.seq != request.after_seq:
+        raise PositionConflict(
+            f"session {row.id!r} is at event {row.seq}, not {request.after_seq}; load its state "
+            "again",
+            seq=row.seq,
+        )
+    before = yield from states.load(row)
+    batch = extend(
+        before,
+        request.facts,
+        at=now(),
+        head=request.head,
+        edges=request.edges,
+        payloads=request.payloads,
+    )
+    source = None
+    if request.adopt_from is not None:
+        source = yield from sessions.find(request.adopt_from)
+    for key in request.consumes:
+        yield from inbox.consume(row, key, batch.state.seq)
+    yield from _store(states, row, batch, source, before)
+    yield from sessions.move(row.key, batch.state)
+    waiting = None
+    if request.release:
+        yield from leases.release(row.id, lease)
+        waiting = yield from inbox.count_waiting(row)
+    return Appended(batch.events, batch.state, batch.head, waiting)
+
+
+def _store(
+    states: States, row: SessionRow, batch: Batch, source: SessionRow | None, before: State
+) -> Plan[None]:
+    unused = batch.loose
+    if len(batch.refs) > len(batch.payloads):
+        unused -= yield from payloads.prove(row, batch, source, before, used=True)
+        yield from payloads.prove(row, batch, source, before, used=False)
+    if batch.payloads:
+        yield from payloads.keep(row, batch.payloads.values(), used=True, unused=unused)
+    yield from events.insert(row.key, batch.events)
+    if snapshots.is_due(batch.events[0].seq - 1, batch.state.seq):
+        yield from events.take_snapshot(row.key, batch.state)
+    states.remember(batch.state)
+
+
+def is_stored(state: State) -> Plan[bool]:
+    """Tell whether a state's last event is in the log."""
+    row = yield from sessions.look_up(state.session)
+    return (yield from events.is_stored(state, row))
+
+
+def put_payload(session_id: str, item: Slot) -> Plan[Slot]:
+    """Store a payload for later appends."""
+    row = yield from sessions.find(session_id)
+    yield from payloads.keep(row, [item], used=False)
+    return item.bare()
+
+
+def put_inbox(session_id: str, draft: InboxDraft) -> Plan[tuple[InboxItem, int]]:
+    """Store an inbox item; return it with the session's position."""
+    row = yield from sessions.find(session_id)
+    item, new = yield from inbox.put(row, draft)
+    if new and draft.content is not None and not draft.content.inline:
+        yield from payloads.keep(row, [draft.content], used=True)
+    return item, row.seq
+
+
+def acquire(
+    session_id: str, owner: str, sign: Heartbeat | None, uncertain: int | None, *, takeover: bool
+) -> Plan[Lease]:
+    """Take the right to drive a session.
+
+    `sign` is a sign of life to store with it. `uncertain` is the epoch of a lease of this owner
+    whose commit seemed to fail: it was never handed out, so nobody drives by it.
+    """
+    row = yield from sessions.find(session_id, lock=True)
+    if sign is not None:
+        yield from leases.beat(sign)
+    if row.owner != owner or row.epoch != uncertain:
+        yield from leases.check_free(row)
+    if row.imported and not takeover:
+        raise rows.imported_error(session_id)
+    epoch = yield from leases.take(row, owner)
+    waiting = yield from inbox.count_waiting(row)
+    return Lease(session_id, owner, epoch, row.seq, waiting)
+
+
+def is_held(lease: Lease) -> Plan[bool]:
+    """Tell whether a lease is in the session's row."""
+    row = yield from sessions.look_up(lease.session)
+    return row is not None and lease.is_of(row.owner, row.epoch)
+
+
+def renew(lease: Lease, sign: Heartbeat) -> Plan[None]:
+    """Prove that a lease still holds, and store a sign of life."""
+    row = yield from sessions.find(lease.session)
+    yield from leases.check(row, lease)
+    yield from leases.beat(sign)
+
+
+def delete(session_id: str) -> Plan[None]:
+    """Delete a session that nobody drives."""
+    row = yield from sessions.find(session_id, lock=True)
+    yield from leases.check_free(row)
+    yield from sessions.delete(row)
