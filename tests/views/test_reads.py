@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
+
 from holdfast.core import facts
-from holdfast.core.payloads import Erased, slot
+from holdfast.core.payloads import Erased, slot, slot_of_bytes
 from holdfast.testing.driver import drive
 from holdfast.testing.histories import finish_turn, start_turn
 from holdfast.views.documents import turn_document
 from holdfast.views.reads import Reads
+from holdfast.views.values import Undecodable
 
 
 def requested(call_id, **more):
@@ -85,6 +88,30 @@ async def test_an_erased_value_is_said_to_be_erased_wherever_it_stood(store):
     (whole,) = [item async for item in Reads(store).transcript("s-1")]
     assert isinstance(whole.value, Erased)
     assert turn_document(whole)["value"]["$erased"]["rule"] == "gdpr-17"
+
+
+@pytest.mark.parametrize(
+    "forged",
+    [
+        b"[" * 500 + b"]" * 500,
+        b'{"$set":[%s]}' % b",".join(b'{"$int":"%x"}' % (k * (2**61 - 1)) for k in range(9_000)),
+        b'{"$unknown":1}',
+    ],
+    ids=["deep", "colliding", "unknown tag"],
+)
+async def test_a_forged_value_in_the_log_keeps_no_reader_from_the_rest(store, forged):
+    driver = await drive(store)
+    await driver.play(start_turn(driver.state, "hi"))
+    await driver.append(
+        facts.TurnPut(turn=1, status="failed", error=slot_of_bytes("json", forged, "error"))
+    )
+    await driver.turn("again")
+    first, second = [item async for item in Reads(store).transcript("s-1")]
+    assert isinstance(first.error, Undecodable)
+    said = turn_document(first)["error"]["$undecodable"]
+    assert said["size"] == len(forged)
+    assert "does not decode" in said["reason"]
+    assert second.status == "final"
 
 
 async def test_one_turn_of_many_is_read_by_itself(store):
