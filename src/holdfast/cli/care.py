@@ -100,14 +100,20 @@ def export_command(call: Call, sessions: tuple[str, ...], everything: bool, outp
 
 @command("import")
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
-def import_command(call: Call, file: Path) -> None:
+@click.option("--max-size", type=click.IntRange(1), help="Bytes it may unpack to (4 GiB).")
+@click.option("--max-ratio", type=click.IntRange(1), help="As often its own size at most (1000).")
+def import_command(call: Call, file: Path, max_size: int | None, max_ratio: int | None) -> None:
     """Store the sessions of FILE; none where it is bad or one of them does not fit here."""
+    from holdfast.stores.export_reader import ImportLimits
     from holdfast.stores.portable import import_sessions
+
+    usual = ImportLimits()
+    limits = ImportLimits(max_size or usual.max_bytes, max_ratio or usual.max_ratio)
 
     async def work() -> tuple[list[ImportOutcome], list[str]]:
         store = await open_store(call.store)
         try:
-            outcomes = await import_sessions(store, file)
+            outcomes = await import_sessions(store, file, limits=limits)
             rows = [await store.session_info(item.session) for item in outcomes]
             return outcomes, [row.id for row in rows if row.imported]
         finally:

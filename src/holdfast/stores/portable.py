@@ -14,29 +14,24 @@ import hashlib
 import os
 import secrets
 import sys
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from holdfast.core.errors import (
     Corruption,
     HoldfastError,
-    InvalidId,
     InvalidInput,
-    InvalidRef,
     NothingWritten,
     PayloadNotFound,
     SessionNotFound,
-    StoreNewer,
 )
-from holdfast.core.events import Event, event_from_record, event_to_line, now
-from holdfast.core.ids import check_content_id, check_id
-from holdfast.core.payloads import Reach, Slot, check_bytes, erased_mark, walk
+from holdfast.core.events import Event, event_to_line, now
+from holdfast.core.ids import check_id
+from holdfast.core.payloads import Reach, walk
 from holdfast.core.records import Record, canonical, parse
-from holdfast.core.replay import Copy, step
-from holdfast.core.state import State, empty
+from holdfast.core.replay import Copy
+from holdfast.stores.export_reader import FORMAT, FORMAT_VERSION, ImportLimits, read_export
 from holdfast.stores.port import ImportOutcome, SessionStore
 from holdfast.stores.rows import erase_again, forward, held_error
 
@@ -45,8 +40,6 @@ if sys.version_info >= (3, 14):
 else:
     from backports import zstd
 
-FORMAT = "holdfast.export"
-FORMAT_VERSION = 1
 PAGE_EVENTS = 500
 
 
@@ -91,7 +84,9 @@ async def export_sessions(store: SessionStore, session_ids: Sequence[str], path:
     return events
 
 
-async def import_sessions(store: SessionStore, path: str | Path) -> list[ImportOutcome]:
+async def import_sessions(
+    store: SessionStore, path: str | Path, *, limits: ImportLimits | None = None
+) -> list[ImportOutcome]:
     """Check a whole file, then store its sessions.
 
     It raises before anything is stored where the file is bad or one of its sessions does not fit
@@ -99,7 +94,7 @@ async def import_sessions(store: SessionStore, path: str | Path) -> list[ImportO
     moved or the storage failed meanwhile, the error names those that are stored; to import the file
     again changes nothing of them.
     """
-    copies = await asyncio.to_thread(_read, Path(path))
+    copies = await asyncio.to_thread(read_export, Path(path), limits or ImportLimits())
     if len(copies) > 1:
         for copy in copies:
             await _check_fits(store, copy)
@@ -199,91 +194,3 @@ async def _payload_records(
             continue
         yield {"payload": item.id}, data
         reach.follow(item, data)
-
-
-@dataclass(slots=True)
-class _Log:
-    state: State
-    events: list[Event] = field(default_factory=list)
-    payloads: dict[str, bytes] = field(default_factory=dict)
-    erased: dict[str, tuple[str, str]] = field(default_factory=dict)
-
-
-def _read(path: Path) -> list[Copy]:
-    try:
-        return _read_logs(path)
-    except (InvalidRef, InvalidId, LookupError, TypeError, ValueError) as error:
-        raise Corruption(f"{str(path)!r} is damaged or not an export: {error!r}") from error
-
-
-def _read_logs(path: Path) -> list[Copy]:
-    logs: dict[str, _Log] = {}
-    session_id = ""
-    for record in _records(path):
-        if "session" in record:
-            session_id = check_id(record["session"])
-            if session_id in logs:
-                raise Corruption(f"{path} holds session {session_id!r} twice")
-            logs[session_id] = _Log(empty(session_id))
-        elif session_id == "":
-            raise Corruption(f"{path} holds data before its first session")
-        elif "event" in record:
-            log = logs[session_id]
-            log.events.append(event_from_record(session_id, record["event"]))
-            log.state = step(log.state, log.events[-1])
-        elif "data" in record:
-            data = base64.b64decode(record["data"], validate=True)
-            item = Slot(record["payload"], "bytes", "chunk", len(data))
-            logs[session_id].payloads[item.id] = check_bytes(item, data)
-        elif "erased" in record:
-            mark = erased_mark(record["erased"])
-            payload_id = check_content_id(record["payload"])
-            logs[session_id].erased[payload_id] = (mark.at, mark.rule)
-        else:
-            raise Corruption(f"{path} holds a line of unknown kind: {sorted(record)}")
-    for session_id, log in logs.items():
-        if not log.events:
-            raise Corruption(f"{path} holds no events of session {session_id!r}")
-    return [Copy(name, log.events, log.payloads, log.erased) for name, log in logs.items()]
-
-
-def _records(path: Path) -> Iterator[Any]:
-    digest = hashlib.sha256()
-    ended = False
-    try:
-        with zstd.open(path, "rb") as lines:
-            for number, line in enumerate(lines):
-                record = parse(line)
-                if ended or not isinstance(record, dict):
-                    raise ValueError(
-                        "it goes on after its end" if ended else "a line is not an object"
-                    )
-                if number == 0:
-                    _check_header(path, record)
-                elif "end" in record:
-                    ended = record["end"] == "sha256:" + digest.hexdigest()
-                    if not ended:
-                        break
-                else:
-                    yield record
-                digest.update(line)
-    except FileNotFoundError:
-        raise InvalidInput(f"there is no export at {str(path)!r}") from None
-    except OSError as error:
-        raise InvalidInput(
-            f"{str(path)!r} cannot be read: {error}; name a file that an export made"
-        ) from error
-    except (zstd.ZstdError, EOFError, ValueError) as error:
-        raise Corruption(f"{str(path)!r} is damaged or not an export: {error}") from error
-    if not ended:
-        raise Corruption(f"{str(path)!r} is cut short or altered: its closing digest is wrong")
-
-
-def _check_header(path: Path, record: Any) -> None:
-    if not isinstance(record, dict) or record.get("format") != FORMAT:
-        raise InvalidInput(f"{str(path)!r} is not a Holdfast export")
-    if record.get("v") != FORMAT_VERSION:
-        raise StoreNewer(
-            f"{str(path)!r} has export format {record.get('v')!r}; this release reads "
-            f"{FORMAT_VERSION}: upgrade Holdfast"
-        )
