@@ -74,7 +74,7 @@ def encode_json(value: Any) -> bytes:
         raise UnsupportedValue(f"the value cannot be stored: {error}") from None
     except RecursionError:
         raise _too_deep() from None
-    if _is_too_deep(data):
+    if is_too_deep(data):
         raise _too_deep()
     return data
 
@@ -91,7 +91,7 @@ _TEXTS = re.compile(rb'"[^"]*"')
 _STEP = [1 if byte in b"[{" else -1 if byte in b"]}" else 0 for byte in range(256)]
 
 
-def _is_too_deep(data: bytes) -> bool:
+def is_too_deep(data: bytes) -> bool:
     """Tell whether JSON nests too deeply, from its brackets alone: no reader has to follow them."""
     if data.count(b"[") + data.count(b"{") <= MAX_DEPTH:
         return False
@@ -111,7 +111,7 @@ def decode(encoding: str, data: bytes) -> Any:
         if encoding == "bytes":
             return bytes(data)
         if encoding in ("json", "manifest"):
-            if _is_too_deep(data):
+            if is_too_deep(data):
                 raise ValueError(f"it is nested more than {MAX_DEPTH} deep")
             tagged = encoding == "json" and b'"$' in data
             decoder = json.JSONDecoder(object_hook=_Reading().untag) if tagged else _PLAIN

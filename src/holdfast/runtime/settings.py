@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.core.errors import InvalidSettings
+from holdfast.core.values import is_too_deep
 from holdfast.models.choose import KEY_VARIABLE
 from holdfast.stores.choose import STORE_VARIABLE
 
@@ -81,12 +82,13 @@ class Settings:
         if not self.model_options:
             return {}
         try:
-            found = json.loads(self.model_options)
+            deep = is_too_deep(self.model_options.encode())
+            found = None if deep else json.loads(self.model_options)
         except ValueError:
             found = None
         if not isinstance(found, dict):
             raise InvalidSettings(
-                f"model_options is {self.model_options!r}; use a JSON object like "
+                f"model_options is {_shown(self.model_options)}; use a JSON object like "
                 '{"temperature": 0.2}'
             )
         return found
@@ -160,6 +162,8 @@ def _config(folder: Path | None) -> dict[str, Any]:
         return tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         return {}
+    except RecursionError:
+        raise InvalidSettings(f"{str(path)!r} is nested too deeply; settings are flat") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InvalidSettings(f"{str(path)!r} is not readable as TOML: {error}") from error
     except OSError as error:
@@ -178,23 +182,29 @@ def _environment(environment: Mapping[str, str]) -> dict[str, str]:
             near = get_close_matches(short, [name.removeprefix(PREFIX) for name in known])
             meant = " or ".join(PREFIX + name for name in near)
             hint = f"do you mean {meant}?" if near else "`holdfast config` lists them"
-            raise InvalidSettings(f"{variable!r} (environment) is no setting; {hint}")
+            raise InvalidSettings(f"{variable!r} (environment) is not a setting; {hint}")
     return {name: environment[key] for key, name in settings.items() if key in environment}
+
+
+def _shown(value: Any) -> str:
+    """Return a wrong value for a message: whole where it is short, else what it is."""
+    plain = isinstance(value, str | int | float | Decimal)
+    return f"{value!r:.200}" if plain else f"a {type(value).__name__}"
 
 
 def _typed(name: str, value: Any, origin: str) -> Any:
     if name not in NAMES:
-        raise InvalidSettings(f"{name!r} ({origin}) is no setting; known are {', '.join(NAMES)}")
+        raise InvalidSettings(f"{name!r} ({origin}) is not a setting; known are {', '.join(NAMES)}")
     if name in NUMBERS:
         # A float is not cut, and true is not 1: that would be a silent default.
         if isinstance(value, str):
             with suppress(ValueError):
                 value = int(value)
         if type(value) is not int or abs(value) >= 2**53:
-            raise InvalidSettings(f"{name} ({origin}) is {value!r}, not a whole number")
+            raise InvalidSettings(f"{name} ({origin}) is {_shown(value)}, not a whole number")
         return value
     if name == "max_usd" and type(value) in (int, float, Decimal):
         return str(value)
     if not isinstance(value, str):
-        raise InvalidSettings(f"{name} ({origin}) is {value!r}, not text")
+        raise InvalidSettings(f"{name} ({origin}) is {_shown(value)}, not text")
     return value

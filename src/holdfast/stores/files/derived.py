@@ -196,7 +196,9 @@ def _shown(files: SessionFiles, record: Any) -> Any:
     data = item.data if item.inline else files.payload(item.id)
     if data is None:
         return None
-    with suppress(ValueError):  # what is not what its encoding says is shown as bytes
+    with suppress(
+        ValueError, RecursionError
+    ):  # what is not what its encoding says is shown as bytes
         if item.encoding != "bytes":
             return data.decode() if item.encoding == "text" else json.loads(data)
     return {"base64": base64.b64encode(data).decode()}
