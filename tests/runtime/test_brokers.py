@@ -3,7 +3,9 @@
 import asyncio
 import http.server
 import os
+import socket
 import threading
+from ipaddress import ip_address
 
 import pytest
 
@@ -11,6 +13,7 @@ import holdfast
 from holdfast.core.capability import Capability, profile
 from holdfast.core.errors import CapabilityDenied
 from holdfast.runtime.brokers import Broker, work_surface
+from holdfast.runtime.outbound import is_public
 
 from .conftest import Lab, cell, replies
 
@@ -122,3 +125,81 @@ def test_the_network_is_reached_only_where_the_gate_allows(tmp_path, site: str) 
     for url in (site + "/away", "http://elsewhere.example/", "file:///etc/passwd", "nothing"):
         with pytest.raises((CapabilityDenied, ValueError)):
             broker.fetch(url)
+
+
+@pytest.fixture
+def names(monkeypatch):
+    """Names of a resolver under the test's control; each asks the next of its answers."""
+    answers: dict[str, list[str]] = {}
+    real = socket.getaddrinfo
+
+    def resolve(host, port, *arguments, **options):
+        if host not in answers:
+            return real(host, port, *arguments, **options)
+        address = answers[host].pop(0)
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        return [(family, socket.SOCK_STREAM, 6, "", (address, port))]
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    return answers
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        *("127.0.0.1", "127.9.9.9", "10.1.2.3", "192.168.1.1", "172.16.0.1", "169.254.169.254"),
+        *("0.0.0.0", "100.64.0.1", "224.0.0.1", "::1", "fe80::1", "fd00::1", "::ffff:127.0.0.1"),
+        *("64:ff9b::7f00:1", "2002:7f00:1::"),
+    ],
+)
+def test_a_name_that_leads_to_an_address_that_is_not_public_is_refused(tmp_path, names, address):
+    for hosts in (("*",), ("*.example",), ("rebound.example",)):
+        names["rebound.example"] = [address]
+        broker = Broker(Capability(network_hosts=hosts), tmp_path)
+        with pytest.raises(CapabilityDenied, match="is not a public address; list the address"):
+            broker.fetch("http://rebound.example:9/")
+        assert names["rebound.example"] == []
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:9/", "http://2130706433:9/", "http://[::1]:9/"])
+def test_an_address_written_out_is_no_way_around(tmp_path, url):
+    broker = Broker(Capability(network_hosts=("*",)), tmp_path)
+    with pytest.raises(CapabilityDenied, match="is not a public address"):
+        broker.fetch(url)
+
+
+@pytest.mark.parametrize("listed", ["127.0.0.1", "127.0.0.0/8"])
+def test_a_private_address_that_is_listed_is_reached_and_the_name_is_asked_once(
+    tmp_path, names, site, listed
+):
+    port = site.rpartition(":")[2]
+    names["inner.example"] = ["127.0.0.1", "10.0.0.1"]
+    broker = Broker(Capability(network_hosts=("inner.example", listed)), tmp_path)
+    assert broker.fetch(f"http://inner.example:{port}/")["body"] == b"found"
+    assert names["inner.example"] == ["10.0.0.1"]
+
+
+def test_localhost_is_reached_where_it_is_listed(tmp_path, site):
+    port = site.rpartition(":")[2]
+    listed = Broker(Capability(network_hosts=("localhost",)), tmp_path)
+    assert listed.fetch(f"http://localhost:{port}/")["body"] == b"found"
+    with pytest.raises(CapabilityDenied, match="is not a public address"):
+        Broker(Capability(network_hosts=("*",)), tmp_path).fetch(f"http://localhost:{port}/")
+
+
+def test_a_redirect_to_a_name_that_leads_inside_is_refused(tmp_path, names, site):
+    names["elsewhere.example"] = ["169.254.169.254"]
+    broker = Broker(Capability(network_hosts=("127.0.0.1", "*.example")), tmp_path)
+    with pytest.raises(CapabilityDenied, match=r"169\.254\.169\.254"):
+        broker.fetch(site + "/away")
+
+
+def test_a_proxy_of_the_environment_is_not_asked(tmp_path, site, monkeypatch):
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    broker = Broker(Capability(network_hosts=("127.0.0.1",)), tmp_path)
+    assert broker.fetch(site + "/")["body"] == b"found"
+
+
+@pytest.mark.parametrize("address", ["8.8.8.8", "2606:4700::1111", "64:ff9b::808:808"])
+def test_public_addresses_are_public(address):
+    assert is_public(ip_address(address))

@@ -11,8 +11,6 @@ import asyncio
 import os
 import secrets
 import signal
-import urllib.error
-import urllib.parse
 import urllib.request
 from contextlib import suppress
 from pathlib import Path
@@ -21,13 +19,12 @@ from typing import Any
 from holdfast.core.capability import Capability
 from holdfast.core.errors import CapabilityDenied
 from holdfast.kernels.surfaces import Surface, SurfaceFunction
+from holdfast.runtime.outbound import OutboundRequests
 from holdfast.runtime.shelter import carried_through
 
 MODULE = "work"
 SHELL_SECONDS = 300
-FETCH_SECONDS = 60
 OUTPUT_BYTES = 1 << 20
-FETCH_BYTES = 16 << 20
 
 
 def work_surface(
@@ -96,6 +93,7 @@ class Broker:
         self, capability: Capability, work_area: Path, hidden: tuple[str, ...] = ()
     ) -> None:
         self._capability = capability
+        self._outbound = OutboundRequests(capability)
         self._area = work_area
         self._hidden = tuple(Path(place) for place in hidden)
 
@@ -161,34 +159,14 @@ class Broker:
 
     def fetch(self, url: str, headers: dict[str, str] | None = None) -> dict[str, Any]:
         """GET a URL."""
-        return self._request(urllib.request.Request(url, headers=headers or {}))
+        return self._outbound.send(urllib.request.Request(url, headers=headers or {}))
 
     def send(
         self, url: str, body: bytes, method: str = "POST", headers: dict[str, str] | None = None
     ) -> dict[str, Any]:
         """Send a request with a body."""
         made = urllib.request.Request(url, data=body, headers=headers or {}, method=method)
-        return self._request(made)
-
-    def _request(self, request: urllib.request.Request) -> dict[str, Any]:
-        self._reachable(request.full_url)
-        opener = urllib.request.build_opener(_Redirects(self._reachable))
-        try:
-            with opener.open(request, timeout=FETCH_SECONDS) as reply:
-                body = reply.read(FETCH_BYTES + 1)
-                status, found = reply.status, dict(reply.headers.items())
-        except urllib.error.HTTPError as error:
-            status, found = error.code, dict(error.headers.items())
-            body = error.read(FETCH_BYTES + 1)
-        if len(body) > FETCH_BYTES:
-            raise ValueError(f"the reply is larger than {FETCH_BYTES} bytes")
-        return {"status": status, "headers": found, "body": body}
-
-    def _reachable(self, url: str) -> None:
-        parts = urllib.parse.urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise CapabilityDenied(f"{url!r} is no web address", gate="network_hosts")
-        self._capability.require("network_hosts", parts.hostname.lower())
+        return self._outbound.send(made)
 
     def _writable(self, path: str) -> Path:
         """Return a path whose folder, links resolved, lies below a write root."""
@@ -200,21 +178,8 @@ class Broker:
         if any(target.is_relative_to(place) for place in self._hidden):
             raise CapabilityDenied(f"{path!r} lies in a store of sessions", gate="write_roots")
         if wish.name in ("", ".", "..") or target.is_symlink() or target.is_dir():
-            raise CapabilityDenied(f"{path!r} is a folder or a link, no file", gate="write_roots")
+            raise CapabilityDenied(f"{path!r} is a folder or a link", gate="write_roots")
         return target
-
-
-class _Redirects(urllib.request.HTTPRedirectHandler):
-    """Follows a redirect only to where the session may go."""
-
-    def __init__(self, check: Any) -> None:
-        self._check = check
-
-    def redirect_request(
-        self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str
-    ) -> Any:
-        self._check(newurl)
-        return super().redirect_request(req, fp, code, msg, headers, newurl)
 
 
 def _is_text(value: object) -> bool:
