@@ -217,7 +217,7 @@ def test_an_old_version_is_upcast_after_its_digest_was_checked(monkeypatch):
 
 
 def test_every_fact_says_its_own_type_once():
-    assert len(FACTS) == len({cls.TYPE for cls in FACTS.values()}) == 47
+    assert len(FACTS) == len({cls.TYPE for cls in FACTS.values()}) == 51
     assert all(cls.VERSION >= 1 for cls in FACTS.values())
 
 
@@ -262,7 +262,7 @@ BIG, SMALL = slot("x" * 1000, "message"), slot("x", "message")
 ANYTHING = [
     *(None, 0, 1, -1, True, False, 2**53, 1.5, "", "x", Word("user"), "\ud800", b"x"),
     *("user", "final", "failed", "ok", "root", "turn_final", "invocation", "once", "human"),
-    *("message", "replied", "tool", "question", "tell"),
+    *("message", "replied", "tool", "question", "tell", "people", "retry", "all", "worktree"),
     *({}, {"a": 1}, {"a": None}, {"a": "b"}, {"$v": "a"}, {"a": {"$ref": "b"}}, {1: 2}, {"é": 1}),
     *([], ["a"], [1], [["p", "d"]], [["p", 1]], [1.5], ("a",), {"a": 2**60}),
     *(BIG, SMALL, BIG.bare(), SMALL.bare(), replace(BIG, erased=Erased(AT, "r"))),

@@ -21,9 +21,11 @@ def begin(session: str = "s-1", **settings: object) -> Batch:
     return extend(empty(session), [facts.SessionStarted(**settings)], at=AT)  # type: ignore[arg-type]
 
 
-def walk(picks: list[tuple[int, str]], session: str = "s-1") -> tuple[list[Event], list[State]]:
+def walk(
+    picks: list[tuple[int, str]], session: str = "s-1", **settings: object
+) -> tuple[list[Event], list[State]]:
     """Return the events of a history and the state after each of its batches."""
-    batch = begin(session)
+    batch = begin(session, **settings)
     events, states = list(batch.events), [batch.state]
     for pick, text in picks:
         options = moves(states[-1], text)

@@ -56,12 +56,12 @@ async def test_an_artifact_of_a_newer_release_is_imported_and_has_no_copy(root, 
 async def test_text_that_is_no_text_is_shown_as_bytes(root, store):
     driver = await drive(store)
     odd = slot_of_bytes("text", b"\xff" * 600, "artifact")
-    await driver.append(ArtifactWritten(node="odd", version=1, data=odd))
-    await driver.append(ArtifactWritten(node="even", version=1, data=slot("fine", "artifact")))
+    await driver.append(ArtifactWritten(node="odd", version=0, data=odd))
+    await driver.append(ArtifactWritten(node="even", version=0, data=slot("fine", "artifact")))
     await store.release(driver.lease)
     folder = root / "runs" / "s-1"
-    assert '"base64"' in (folder / "artifacts" / "odd" / "1.json").read_text()
-    assert '"fine"' in (folder / "artifacts" / "even" / "1.json").read_text()
+    assert '"base64"' in (folder / "artifacts" / "odd" / "0.json").read_text()
+    assert '"fine"' in (folder / "artifacts" / "even" / "0.json").read_text()
     assert (folder / "run.json").exists()
 
 
@@ -72,7 +72,7 @@ async def test_a_copy_that_fails_says_nothing_against_the_write(store, monkeypat
         raise RecursionError("too deep")
 
     monkeypatch.setattr("holdfast.stores.files.derived._pretty", fail)
-    await driver.append(ArtifactWritten(node="a", version=1, data=slot("x", "artifact")))
+    await driver.append(ArtifactWritten(node="a", version=0, data=slot("x", "artifact")))
     await store.release(driver.lease)
     assert (await store.load_state("s-1")).seq == 2
     assert "were not written" in caplog.text

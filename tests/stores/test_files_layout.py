@@ -47,8 +47,8 @@ async def a_run(store, session_id="s-1"):
     """Drive a session that publishes artifacts, asks a person and gets an answer."""
     driver = await drive(store, session_id)
     await driver.turn("hello")
-    await driver.append(ArtifactWritten(node="draft", version=1, data=slot("first", "artifact")))
-    await driver.append(ArtifactWritten(node="draft", version=2, data=BIG))
+    await driver.append(ArtifactWritten(node="draft", version=0, data=slot("first", "artifact")))
+    await driver.append(ArtifactWritten(node="draft", version=1, data=BIG))
     question = slot({"text": "go on?"}, "arguments")
     await driver.append(
         CallRequested(
@@ -72,8 +72,8 @@ async def test_a_person_finds_a_session_as_plain_files(root, store):
     await store.release(driver.lease)
     folder = root / "runs" / "s-1"
     assert names(folder) == [
+        "artifacts/draft/0.json",
         "artifacts/draft/1.json",
-        "artifacts/draft/2.json",
         "events.jsonl",
         "inbox.jsonl",
         "interactions/ask-1.json",
@@ -84,8 +84,8 @@ async def test_a_person_finds_a_session_as_plain_files(root, store):
     run = json.loads((folder / "run.json").read_text())
     assert (run["id"], run["status"], run["seq"]) == ("s-1", "idle", driver.state.seq)
     assert run["inbox"] == 1
-    assert json.loads((folder / "artifacts/draft/1.json").read_text())["data"] == "first"
-    second = json.loads((folder / "artifacts/draft/2.json").read_text())
+    assert json.loads((folder / "artifacts/draft/0.json").read_text())["data"] == "first"
+    second = json.loads((folder / "artifacts/draft/1.json").read_text())
     assert second["data"] == {"story": "long " * 300}
     asked = json.loads((folder / "interactions/ask-1.json").read_text())
     assert (asked["question"], asked["answer"], asked["answered_by"]) == (
@@ -134,7 +134,7 @@ async def test_derived_files_that_are_touched_change_nothing_but_time(root, stor
     lease = await again.acquire("s-1")
     await again.release(lease)
     await again.close()
-    for name in ("artifacts/draft/1.json", "artifacts/draft/2.json", "interactions/ask-1.json"):
+    for name in ("artifacts/draft/0.json", "artifacts/draft/1.json", "interactions/ask-1.json"):
         assert (folder / name).read_bytes() == written[name], "the next writer made it again"
     assert json.loads((folder / "run.json").read_text())["seq"] == wanted.state.seq
 
@@ -175,7 +175,7 @@ async def test_a_snapshot_of_another_log_is_not_believed(root, store):
 async def test_an_erased_value_is_in_no_file_of_the_store(root, store):
     driver = await a_run(store)
     secret = slot("the secret word is xyzzy", "artifact")
-    await driver.append(ArtifactWritten(node="draft", version=3, data=secret))
+    await driver.append(ArtifactWritten(node="draft", version=2, data=secret))
     await store.put_inbox("s-1", InboxDraft("m-3", "message", content=secret))
     await store.release(driver.lease)
     (root / "runs/s-1/torn-earlier.bin").write_bytes(b"...xyzzy")
@@ -183,7 +183,7 @@ async def test_an_erased_value_is_in_no_file_of_the_store(root, store):
     assert await store.erase("s-1", secret.id, "asked") == 1
     for path in root.rglob("*"):
         assert not path.is_file() or b"xyzzy" not in path.read_bytes(), path
-    shown = json.loads((root / "runs/s-1/artifacts/draft/3.json").read_text())["data"]
+    shown = json.loads((root / "runs/s-1/artifacts/draft/2.json").read_text())["data"]
     assert shown["erased"]["rule"] == "asked"
     assert (await verify(store, "s-1")).ok
 
@@ -217,7 +217,7 @@ def test_free_names_become_safe_file_names(text):
 async def test_a_hostile_node_or_call_name_stays_inside_its_run(root, store):
     driver = await drive(store)
     data = slot("x", "artifact")
-    await driver.append(ArtifactWritten(node="../../../../evil", version=1, data=data))
+    await driver.append(ArtifactWritten(node="../../../../evil", version=0, data=data))
     await driver.append(
         CallRequested(
             call_id="../../evil", name="ask", executor="human", effect="once", arguments=data

@@ -11,8 +11,9 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from holdfast.core import facts, status
+from holdfast.core import facts, run_fold, run_state, status
 from holdfast.core.events import Event
+from holdfast.core.run_facts import RunStarted
 from holdfast.core.state import (
     OpenTurn,
     PendingCall,
@@ -23,7 +24,7 @@ from holdfast.core.state import (
     step_reservation,
 )
 
-FOLD_VERSION = 3
+FOLD_VERSION = 4
 """Raised when the fold changes meaning: snapshots of another version are not used."""
 
 OPEN_TURN_STATUSES = frozenset({"open", "interrupted"})
@@ -53,7 +54,18 @@ def apply(state: State, event: Event, fact: facts.Fact | None = None) -> State:
             changes = handler(state, fact, event)
         if counters is not None:
             changes["counters"] = counters | changes.get("counters", {})
+        if state.run is not None or isinstance(fact, RunStarted):
+            changes |= _run_changes(state, fact, event, changes.get("status", state.status))
     return replace(state, seq=event.seq, digest=event.digest, updated_at=event.at, **changes)
+
+
+def _run_changes(state: State, fact: facts.Fact, event: Event, now: str) -> dict[str, Any]:
+    """Return what a fact changes of the session's run, and the status that follows from it."""
+    run = run_fold.apply(state.run, fact, event.seq, event.at, state.updated_at)
+    if run is None or now in (status.STOPPED, status.FAILED):
+        return {"run": run}
+    stopping = now == status.STOP_REQUESTED and run.status in run_state.OPEN
+    return {"run": run, "status": now if stopping else run_state.SESSION_STATUS[run.status]}
 
 
 def _counted(state: State, fact: facts.Fact) -> dict[str, int] | None:
@@ -410,6 +422,11 @@ def _failed(state: State, fact: Any, event: Event) -> dict[str, Any]:
     return {"status": status.FAILED, "turn": None, "calls": {}}
 
 
+def _artifact_written(state: State, fact: Any, event: Event) -> dict[str, Any]:
+    latest = run_state.ArtifactVersion(fact.version, event.seq)
+    return {"artifacts": {**state.artifacts, fact.node: latest}}
+
+
 _HANDLERS: dict[str, Callable[[State, Any, Event], dict[str, Any]]] = {
     "session.started": _started,
     "session.revived": _revived,
@@ -440,4 +457,5 @@ _HANDLERS: dict[str, Callable[[State, Any, Event], dict[str, Any]]] = {
     "budget.reserved": _reserved,
     "budget.settled": _settled,
     "budget.warned": _warned,
+    "artifact.written": _artifact_written,
 }

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 from msgspec import structs
 
-from holdfast.core import facts, heads
+from holdfast.core import facts, heads, run_facts, run_rules
 from holdfast.core.errors import (
     HeadConflict,
     InvalidInput,
@@ -41,7 +41,7 @@ from holdfast.core.status import check_legal
 from holdfast.core.values import MAX_INTEGER
 
 _OWN = frozenset({HeadPublished, facts.LineageAdded})
-_BOUNDARIES = frozenset({facts.TurnPut, facts.SessionCompacted})
+_BOUNDARIES = frozenset({facts.TurnPut, facts.SessionCompacted, run_facts.RunFinished})
 _MARKED = _OWN | _BOUNDARIES
 _ABOUT_CALLS = frozenset(
     cls
@@ -187,18 +187,22 @@ def _publish(state: State, draft: HeadDraft) -> HeadPublished:
 
 
 def _check_published(new: Sequence[Fact], head: HeadDraft | None) -> None:
-    """Refuse an end of a turn or a compaction that does not bring its head along."""
+    """Refuse an end of a turn or a run, or a compaction, that does not bring its head along."""
     for fact in new:
-        if type(fact) not in _BOUNDARIES:
-            continue
-        final = isinstance(fact, facts.TurnPut) and fact.status == "final"
-        if final or isinstance(fact, facts.SessionCompacted):
-            kind = "turn_final" if final else "compaction"
-            if head is None or head.kind != kind:
-                raise InvalidInput(
-                    f"{fact.TYPE} is published by a head of kind {kind!r} in the same append: pass "
-                    "it as head="
-                )
+        match fact:
+            case facts.TurnPut(status="final"):
+                kind = "turn_final"
+            case facts.SessionCompacted():
+                kind = "compaction"
+            case run_facts.RunFinished():
+                kind = "run_final"
+            case _:
+                continue
+        if head is None or head.kind != kind:
+            raise InvalidInput(
+                f"{fact.TYPE} is published by a head of kind {kind!r} in the same append: pass "
+                "it as head="
+            )
 
 
 def _check_head(state: State, fact: HeadPublished) -> None:
@@ -213,9 +217,11 @@ def _check_head(state: State, fact: HeadPublished) -> None:
                 f"{'open' if state.turn is not None else state.last_turn}"
             )
     elif fact.kind == "run_final":
-        raise InvalidInput(
-            f"a head of kind 'run_final' needs a finished run; session {state.session!r} is not one"
-        )
+        if state.run is None or state.run.ended != state.seq or state.run.status != "finished":
+            raise InvalidInput(
+                "a head of kind 'run_final' follows run.finished, in the same append; that is not "
+                f"the last event of session {state.session!r}"
+            )
     elif state.compact_from is None or state.compact_from <= state.head_end:
         raise InvalidInput(
             f"a head of kind {fact.kind!r} needs a session.compacted since the last head of "
@@ -330,6 +336,14 @@ def _check_open(state: State, fact: facts.TurnPut | facts.StepPut) -> None:
         raise InvalidInput(f"{fact.TYPE} is about step {fact.step}, not the present {turn.step}")
 
 
+def _check_no_run(state: State, fact: facts.TurnStarted) -> None:
+    if state.run is not None:
+        raise InvalidInput(
+            f"session {state.session!r} is a workflow run; its agents have turns in sessions of "
+            "their own"
+        )
+
+
 _CHECKS: dict[type[Fact], Callable[[State, Any], None]] = {
     **dict.fromkeys(_ABOUT_CALLS, _check_call),
     facts.CallSuspended: _check_wait,
@@ -340,6 +354,8 @@ _CHECKS: dict[type[Fact], Callable[[State, Any], None]] = {
     HeadPublished: _check_head,
     facts.SessionStarted: _check_start,
     facts.LineageAdded: _check_edge,
+    facts.TurnStarted: _check_no_run,
+    **{cls: run_rules.check for cls in run_facts.FACTS},
 }
 
 

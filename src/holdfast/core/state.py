@@ -22,6 +22,7 @@ import msgspec
 from holdfast.core import facts, status
 from holdfast.core.events import chain_start
 from holdfast.core.payloads import Slot
+from holdfast.core.run_state import ArtifactVersion, RunState
 from holdfast.core.values import MAX_INTEGER
 
 # Each thread has a decimal context that its program may change: the fold has one of its own.
@@ -129,7 +130,7 @@ def _counted(tokens: int) -> int:
     return tokens
 
 
-class Reserved(msgspec.Struct, frozen=True, gc=False):
+class Reserved(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """What was set aside for something that has not ended; None is a ceiling that nobody knows."""
 
     usd: str | None = None
@@ -161,7 +162,22 @@ class OpenTurn(msgspec.Struct, frozen=True, gc=False):
     base: Spend = Spend()  # what the session had used when the turn began
 
 
-class PendingCall(msgspec.Struct, frozen=True, gc=False):
+# A run may have hundreds of calls open: what is written of each in a snapshot is kept short.
+_SHORT = {
+    "call_id": "i",
+    "name": "n",
+    "executor": "x",
+    "effect": "e",
+    "seq": "s",
+    "kind": "k",
+    "stage": "g",
+    "child": "c",
+    "deadline": "d",
+    "waits_for": "w",
+}
+
+
+class PendingCall(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, rename=_SHORT):
     """A call that has no outcome yet."""
 
     call_id: str
@@ -217,11 +233,18 @@ class State(msgspec.Struct, frozen=True, gc=False):
     derived: bool = False  # the derivation edge of a fork is recorded
     edges: tuple[str, ...] = ()  # the latest lineage edges: the same one counts once
     warned: tuple[str, ...] = ()  # limits of which little is left, as far as it was told
+    artifacts: dict[str, ArtifactVersion] = {}  # the latest of each node
+    run: RunState | None = None
     read_only: str | None = None
 
     def next(self, counter: str) -> int:
         """Return the number that the next entity of a kind gets."""
         return self.counters.get(counter, 0) + 1
+
+    def next_version(self, node: str) -> int:
+        """Return the version that a node's next artifact gets."""
+        known = self.artifacts.get(node)
+        return 0 if known is None else known.version + 1
 
     @property
     def total(self) -> Spend:

@@ -15,6 +15,7 @@ from holdfast.core.heads import EdgeDraft, HeadDraft
 from holdfast.core.payloads import Slot, manifest, slot, to_record
 from holdfast.core.state import State
 from holdfast.runtime.settle import abandoned
+from holdfast.testing.run_histories import run_facts_next
 
 USAGE: facts.Usage = {"input_tokens": 12, "output_tokens": None}
 
@@ -34,6 +35,8 @@ def moves(state: State, text: str) -> list[Move]:
     """Return the batches that a session may append next; `text` goes into their values."""
     if state.status in (status.STOPPED, status.FAILED):
         return [_relate(state)] if state.head else []
+    if state.kind == "run":
+        return [Move(name, new) for name, new in run_facts_next(state, text)]
     out = [_note(state, text), _checkpoint(text), _call(state, text), _reserve(state)]
     out.append(Move("publish an artifact", (_artifact(state, text),)))
     out.extend(_open_calls(state, text))
@@ -216,7 +219,7 @@ def _reserve(state: State) -> Move:
 
 def _artifact(state: State, text: str) -> Fact:
     return run_facts.ArtifactWritten(
-        node="draft", version=state.next("artifact"), data=slot({"body": text}, "artifact")
+        node="draft", version=state.next_version("draft"), data=slot({"body": text}, "artifact")
     )
 
 

@@ -95,7 +95,7 @@ def _fold_lines(log: LogFile, tip: Tip, size: int, lenient: bool) -> tuple[Tip, 
 
 def to_snapshot(tip: Tip) -> Record:
     """Return a tip as `run.json` keeps it, with a checksum of its own."""
-    body = msgspec.to_builtins(tip)
+    body = msgspec.json.decode(msgspec.json.encode(tip))  # as it is when it is read back
     body["pending"] = sorted(body["pending"])
     return {"check": _check(body), "fold": FOLD_VERSION, "tip": body}
 
@@ -106,7 +106,7 @@ def from_snapshot(log: LogFile, record: Any) -> Tip | None:
         body = record["tip"]
         if record["fold"] != FOLD_VERSION or record["check"] != _check(body):
             return None
-        tip = msgspec.convert(body, Tip)
+        tip = msgspec.convert(body, Tip, str_keys=True)
     except (KeyError, TypeError, ValueError, InvalidRecord):
         return None
     if tip.state.session != log.session or not holds(log, tip, log.size()):
