@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import click
 import pytest
 from shells import cell
+
+from holdfast.cli.main import COMMANDS, holdfast
+from holdfast.runtime.settings import NAMES, Settings
 
 
 def test_a_mistyped_command_brings_the_one_that_may_be_meant(shell):
@@ -60,12 +64,44 @@ def test_a_session_with_nothing_open_says_where_its_answer_is(shell):
     assert "show a" in done.stderr
 
 
-def test_a_mistyped_event_type_brings_the_one_that_may_be_meant(shell):
+def test_an_event_type_that_nobody_knows_is_refused_with_the_one_that_may_be_meant(shell):
     shell.run("run", "hi", "--model", shell.script(cell("FINAL(1)")), "--session-id", "a")
     done = shell.run("events", "a", "--type", "turn.putt")
-    assert (done.returncode, done.stdout) == (0, "")
-    assert "'turn.putt' is no event type of this release; did you mean 'turn.put'?" in done.stderr
-    assert shell.run("events", "a", "--type", "turn.put").stderr == ""
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "'turn.putt' is not an event type of this release" in done.stderr
+    assert "did you mean 'turn.put'?" in done.stderr
+    known = shell.run("events", "a", "--type", "turn.put")
+    assert (known.returncode, known.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("message", ["", "  \n", "-"])
+def test_an_empty_message_is_refused_before_anything_is_stored(shell, message):
+    model = shell.script(cell("FINAL(1)"))
+    done = shell.run("run", message, "--model", model, "--session-id", "a", input=" \n")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "the message is empty" in done.stderr
+    assert not Path(shell.store).exists()
+    shell.run("run", "hi", "--model", model, "--session-id", "a")
+    assert shell.run("send", "a", message, input="").returncode == 2
+    assert shell.json("sessions")["sessions"][0]["turns"] == 1
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_option_has_a_help_text(name):
+    made = holdfast.get_command(click.Context(holdfast), name)
+    options = [item for item in made.params if isinstance(item, click.Option)]
+    assert [option.name for option in options if not option.help] == []
+
+
+def test_every_setting_of_run_says_its_default():
+    made = holdfast.get_command(click.Context(holdfast), "run")
+    settings = [item for item in made.params if item.name in NAMES]
+    assert len(settings) == len(NAMES)
+    for option in settings:
+        default = getattr(Settings(), option.name)
+        assert "[default: " in option.help, option.name
+        assert not option.help.startswith("  "), option.name
+        assert not default or f"[default: {default}]" in option.help
 
 
 def test_a_fork_says_where_what_it_began_with_can_be_read(shell):

@@ -189,3 +189,65 @@ def test_a_result_that_cannot_be_written_is_an_error_and_no_traceback(shell, opt
     assert done.returncode == 1
     assert done.stderr == "error: [Errno 28] No space left on device\n"
     assert [turn["status"] for turn in shell.json("show", "a")["turns"]] == ["final"]
+
+
+def test_a_terminal_keeps_a_line_with_steps_tokens_and_cost(shell):
+    replies = [cell("x = lm('q')"), cell("FINAL(x)"), {"leaf": True, "match": "q", "reply": "a"}]
+    words = ("run", "hi", "--model", shell.script(*replies), "--session-id", "a")
+    shown = at_a_terminal(shell, *words, TERM="xterm-256color", COLUMNS="100")
+    last = shown.rindex("turn 1: final · 2 steps · 1 leaf call · ")
+    assert "tokens · $0" in shown[last:]
+    # After the panel was taken away: nothing erases the line any more.
+    assert "\x1b[2K" not in shown[last:]
+    assert "\x1b[1A" not in shown[last:]
+
+
+def test_a_fan_out_tells_how_far_it_is(shell):
+    model = shell.script(
+        cell("answers = map_lm([f'q{n}' for n in range(8)])\nFINAL(len(answers))"),
+        {"leaf": True, "match": "q", "reply": "a"},
+    )
+    told = shell.run("run", "hi", "--model", model).stderr.splitlines()
+    assert [line for line in told if line.startswith("map_lm")] == [
+        f"map_lm: {done} of 8 calls" for done in (2, 4, 6, 8)
+    ]
+
+
+@pytest.mark.parametrize("width", [80, 140])
+def test_tables_fit_the_terminal(shell, width):
+    model = shell.script(cell("text = 'word ' * 1000\nFINAL(text[:9])"), cell("FINAL(1)"))
+    for words in (("run", "hi"), ("run", "hi", "--label", "a-label=of-some-length-for-tests")):
+        assert shell.run(*words, "--model", model).returncode == 0
+    sessions = [item["id"] for item in shell.json("sessions")["sessions"]]
+    for words in (["sessions"], ["heads", sessions[0]], ["vars", sessions[0]], ["config"]):
+        shown = at_a_terminal(shell, *words, TERM="dumb", COLUMNS=str(width)).splitlines()
+        assert len(shown) > 1
+        assert max(len(line) for line in shown) <= width, words
+    listed = at_a_terminal(shell, "sessions", TERM="dumb", COLUMNS=str(width)).splitlines()
+    for column in ("SESSION", "NAME", "STATUS", "COST", "UPDATED"):
+        assert column in listed[0]
+    for line, session in zip(listed[1:], sessions, strict=True):
+        begun = line.split()[0]
+        assert begun == session if width == 140 else session.startswith(begun)
+        assert shell.json("show", begun)["session"]["id"] == session
+    head = shell.json("heads", sessions[0])["heads"][0]["id"]
+    shown = at_a_terminal(shell, "heads", sessions[0], TERM="dumb", COLUMNS=str(width))
+    forked = shell.json("fork", sessions[0], "--head", shown.splitlines()[1].split()[0])
+    assert forked["origin"]["head"] == head
+
+
+def test_advice_names_a_program_that_can_be_started(shell):
+    model = shell.script({"error": "quota"})
+    done = shell.run("run", "hi", "--model", model, "--session-id", "a")
+    advice = done.stderr[done.stderr.index("See: ") + 5 :].strip()
+    assert advice.startswith("holdfast")
+    # Where `holdfast` is not found, the interpreter is named that has it.
+    done = shell.run(
+        "run", "hi", "--model", model, "--session-id", "b", environment={"PATH": "/usr/bin:/bin"}
+    )
+    advice = done.stderr[done.stderr.index("See: ") + 5 :].strip()
+    assert shlex.split(advice)[:3] == [sys.executable, "-m", "holdfast"]
+    again = subprocess.run(
+        advice, shell=True, cwd=shell.place, env=shell.environment, capture_output=True, text=True
+    )
+    assert again.returncode == 0, again

@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from holdfast.cli.terminal import clean, dumps, one_line, table
+from holdfast.cli.tables import Column, display_width, table
+from holdfast.cli.terminal import clean, dumps, one_line
 
 HOSTILE = [
     ("\x1b[31;5mred\x1b[0m", "red"),
@@ -42,11 +43,40 @@ def test_a_document_holds_the_exact_text_and_no_control_character(text):
 
 
 def test_a_table_stays_a_table_whatever_its_cells_hold():
-    shown = table(("NAME", "TEXT"), [("a", "one\ntwo\x1b[2J"), ("b", "x" * 500)])
+    columns = (Column("NAME"), Column("TEXT", least=5))
+    shown = table(columns, [("a", "one\ntwo\x1b[2J"), ("b", "x" * 500)], 40)
     lines = shown.split("\n")
     assert lines[1] == "a     one two"
     assert len(lines) == 3
     assert lines[2].endswith("…")
+    assert len(lines[2]) == 40
+
+
+IDS = ("s-0199a1b2-c3d4-7e5f-8a9b-c0d1e2f30415", "s-0199a1b2-c3d5-7e5f-8a9b-c0d1e2f30415")
+ROWS = [(name, "a name of a session", "12,345", f"label=字字 {'x' * 60}") for name in IDS]
+FULL = (
+    Column("SESSION", least=8, is_id=True),
+    Column("NAME", least=12),
+    Column("TOKENS", right=True, spare=1),
+    Column("LABELS", least=8, spare=2),
+)
+
+
+@pytest.mark.parametrize("width", [30, 40, 50, 60, 80, 100, 140])
+def test_a_table_fits_the_screen(width):
+    lines = table(FULL, ROWS, width).split("\n")
+    assert max(map(display_width, lines)) <= width
+    begun = [line.split()[0] for line in lines[1:]]
+    assert len(set(begun)) == 2
+    assert all(whole.startswith(part) for whole, part in zip(IDS, begun, strict=True))
+
+
+def test_a_table_uses_the_room_that_there_is():
+    wide = table(FULL, ROWS, 160).split("\n")
+    assert all(name in line for name, line in zip(IDS, wide[1:], strict=True))
+    assert wide[1].endswith("x" * 60)
+    assert "LABELS" not in table(FULL, ROWS, 40)
+    assert table(FULL, ROWS) == table(FULL, ROWS, 10_000)
 
 
 def test_one_line_does_not_read_a_whole_huge_text():

@@ -11,6 +11,7 @@ from holdfast.cli.naming import find_session
 from holdfast.cli.options import Call, command, note
 from holdfast.cli.reading import with_store
 from holdfast.cli.terminal import one_line
+from holdfast.cli.wording import count
 from holdfast.core.errors import InvalidInput
 from holdfast.stores.choose import open_store
 from holdfast.stores.port import (
@@ -41,11 +42,12 @@ def verify_command(call: Call, sessions: tuple[str, ...]) -> int:
 
 
 def _report_lines(report: VerifyReport) -> list[str]:
-    state = "ok" if report.ok else f"{len(report.problems)} problems"
+    state = "ok" if report.ok else count(len(report.problems), "problem")
     gone = f", {report.erased} erased" if report.erased else ""
     gone += f", {report.expired} expired" if report.expired else ""
     lines = [
-        f"{report.session}: {state} ({report.events} events, {report.payloads} payloads{gone})"
+        f"{report.session}: {state} ({count(report.events, 'event')}, "
+        f"{count(report.payloads, 'payload')}{gone})"
     ]
     for problem in report.problems:
         lines.append(f"  {problem.kind} at event {problem.seq}: {one_line(problem.message, 160)}")
@@ -59,7 +61,7 @@ def _report_lines(report: VerifyReport) -> list[str]:
     default=GC_GRACE_SECONDS,
     show_default=True,
     type=click.FloatRange(0),
-    help="Spare what is younger: it may belong to an append under way.",
+    help="Seconds for which a payload is kept that nothing refers to yet.",
 )
 def gc_command(call: Call, dry_run: bool, grace_seconds: float) -> None:
     """Remove payloads that no session refers to."""
@@ -71,7 +73,8 @@ def gc_command(call: Call, dry_run: bool, grace_seconds: float) -> None:
     verb = "would remove" if dry_run else "removed"
     call.answer(
         gc_document(report),
-        f"{verb} {report.payloads} payloads, {report.bytes:,} bytes; kept {report.kept}",
+        f"{verb} {count(report.payloads, 'payload')}, {count(report.bytes, 'byte')}; "
+        f"kept {report.kept:,}",
     )
 
 
@@ -79,7 +82,12 @@ def gc_command(call: Call, dry_run: bool, grace_seconds: float) -> None:
 @click.argument("sessions", nargs=-1)
 @click.option("--all", "everything", is_flag=True, help="All sessions of the store.")
 @click.option(
-    "--output", "-o", required=True, type=click.Path(dir_okay=False, path_type=Path), metavar="FILE"
+    "--output",
+    "-o",
+    required=True,
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="File to write.",
 )
 def export_command(call: Call, sessions: tuple[str, ...], everything: bool, output: Path) -> None:
     """Write SESSIONS to one file that proves itself."""
@@ -94,8 +102,8 @@ def export_command(call: Call, sessions: tuple[str, ...], everything: bool, outp
 
     ids, events = with_store(call, work)
     document = {"file": str(output.absolute()), "sessions": ids, "events": events}
-    count = "1 session" if len(ids) == 1 else f"{len(ids)} sessions"
-    call.answer(document, f"{count}, {events} events written to {str(output)!r}")
+    written = f"{count(len(ids), 'session')}, {count(events, 'event')}"
+    call.answer(document, f"{written} written to {str(output)!r}")
 
 
 @command("import")
@@ -120,7 +128,7 @@ def import_command(call: Call, file: Path, max_size: int | None, max_ratio: int 
             await store.close()
 
     outcomes, unowned = asyncio.run(work())
-    lines = [f"{item.session}: {item.outcome}, {item.events} events" for item in outcomes]
+    lines = [f"{item.session}: {item.outcome}, {count(item.events, 'event')}" for item in outcomes]
     call.answer(import_document(outcomes), "\n".join(lines) or "the file holds no sessions")
     if not call.as_json and unowned:
         names = ", ".join(unowned)

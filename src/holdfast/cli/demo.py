@@ -22,7 +22,7 @@ import click
 
 from holdfast.cli.demo_material import FOLLOW_UP, QUESTION, REPORTS, harbour_log, write_script
 from holdfast.cli.doctor import auto_kernel
-from holdfast.cli.options import Call, command
+from holdfast.cli.options import Call, command, program
 from holdfast.core.errors import HoldfastError, InvalidInput, SessionNotFound
 from holdfast.core.facts import BudgetSettled, LeafCalled
 from holdfast.stores.choose import open_store
@@ -47,7 +47,7 @@ class DemoFailed(HoldfastError):
     help="Where to work: a new or empty folder. By default a temporary one.",
 )
 def demo_command(call: Call, place: Path | None) -> None:
-    """Ask about a text no model could read, kill the process midway, resume, fork, verify."""
+    """Question a text larger than a context window, kill the process, resume, fork, verify."""
     if place is None:
         place = Path(tempfile.mkdtemp(prefix="holdfast-demo-"))
     if place.exists() and any(place.iterdir()):
@@ -78,9 +78,9 @@ class Demo:
         text = await asyncio.to_thread(self._prepare)
         self._say(f"Everything of this tour is in {self.place}")
         self._say(
-            f"  log.txt       {len(text):,} characters, about {len(text) // 4:,} tokens: far more "
-            "than a context window\n"
-            "  script.jsonl  what stands for the model here: no network, no key"
+            f"  log.txt       {len(text):,} characters, about {len(text) // 4:,} tokens: more than "
+            "a context window\n"
+            "  script.jsonl  the replies of the scripted model: no network, no key"
         )
         problems: list[str] = []
         kernel = await auto_kernel(problems)
@@ -123,8 +123,8 @@ class Demo:
             leaves = await _leaves(store, self.session)
             if process.returncode == -9 and len(leaves) < REPORTS:
                 self._say(
-                    f"\n2. kill -9 {process.pid}: gone in the middle of {REPORTS} model calls. The "
-                    f"log has {len(leaves)} answers."
+                    f"\n2. Killed with SIGKILL (process {process.pid}) in the middle of {REPORTS} "
+                    f"model calls. The log has {len(leaves)} answers."
                 )
                 self.found |= {"session": self.session, "leaves_before_kill": leaves}
                 return
@@ -135,7 +135,7 @@ class Demo:
         raise DemoFailed("the run could not be killed midway; this machine is too busy")
 
     async def _resume(self, store: SessionStore) -> None:
-        self._say("\n3. Another process goes on from the log:")
+        self._say("\n3. Another process resumes from the log:")
         answer = await self._holdfast("resume", self.session)
         kept = self.found["leaves_before_kill"]
         leaves = await _leaves(store, self.session)
@@ -146,7 +146,7 @@ class Demo:
         self._say(
             f"   {len(kept)} answers came from the log and were not asked for again; the other "
             f"{len(leaves) - len(kept)} were asked now.\n"
-            f"   {lost} of those had been on their way: the log says that their cost is unknown.\n"
+            f"   {lost} of those had been in flight: the log says that their cost is unknown.\n"
             f"   answer: {json.dumps(answer['value'])}"
         )
         self.found |= {
@@ -157,22 +157,22 @@ class Demo:
         }
 
     async def _fork(self, store: SessionStore) -> None:
-        self._say("\n4. What if? A fork goes on from the answer; the original stays as it is:")
+        self._say("\n4. A fork starts from the answer; the original stays as it is:")
         await self._holdfast("fork", self.session, "--session-id", self.fork)
         answer = await self._holdfast("send", self.fork, FOLLOW_UP, "--input", f"only={ONLY}")
         asked = len(await _leaves(store, self.fork))
         self._say(
-            f"   {asked} model calls from code: the fork has the namespace, so it knew the "
-            f"verdicts.\n   answer: {json.dumps(answer['value'])}"
+            f"   {asked} model calls from code: the fork has the variables, the verdicts among "
+            f"them.\n   answer: {json.dumps(answer['value'])}"
         )
         self.found |= {"fork": self.fork, "fork_value": answer["value"], "fork_leaves": asked}
 
     async def _verify(self) -> None:
-        self._say("\n5. Proof, from the first event to the last:")
+        self._say("\n5. Every digest, head and stored value is verified:")
         report = await self._holdfast("verify")
         events = sum(item["events"] for item in report["sessions"])
         payloads = sum(item["payloads"] for item in report["sessions"])
-        self._say(f"   {events} events and {payloads} stored values check out")
+        self._say(f"   {events} events and {payloads} stored values are intact")
         self.found |= {"verified": report["ok"]}
 
     def _say_what_next(self) -> None:
@@ -220,10 +220,10 @@ class Demo:
         )
 
     def _line(self, *words: str) -> str:
-        return shlex.join(["holdfast", "--store", self.store, *words])
+        return shlex.join([*program(), "--store", self.store, *words])
 
     def _say_command(self, words: tuple[str, ...]) -> None:
-        self._say(f"   $ {self._line(*words)}")
+        self._say(f"   {self._line(*words)}")
 
     def _say(self, text: str) -> None:
         if not self.quiet:

@@ -10,7 +10,7 @@ from typing import Any
 
 from holdfast import __version__
 from holdfast.cli.options import Call, command
-from holdfast.cli.terminal import table
+from holdfast.cli.tables import Column, screen_width, table
 from holdfast.core.errors import HoldfastError
 from holdfast.stores.choose import find_folder, open_store, store_url
 from holdfast.stores.port import SessionFilter
@@ -162,5 +162,6 @@ def config_command(call: Call) -> None:
     }
     rows = [("store", url, origin)]
     rows += [(name, str(item["value"]), item["origin"]) for name, item in settings.items()]
-    text = table(("SETTING", "VALUE", "FROM"), rows)
+    columns = (Column("SETTING"), Column("VALUE", least=10), Column("FROM", least=8))
+    text = table(columns, rows, screen_width())
     call.answer(document, f"{text}\n\nSet by flag, {PREFIX}NAME, or {CONFIG_FILE} in .holdfast.")

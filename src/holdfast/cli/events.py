@@ -13,6 +13,7 @@ from holdfast.cli.naming import find_session
 from holdfast.cli.options import Call, command, session_argument
 from holdfast.cli.reading import opened
 from holdfast.cli.terminal import dumps, one_line
+from holdfast.core.errors import InvalidInput
 from holdfast.core.events import Event
 from holdfast.core.forms import FACTS
 from holdfast.core.payloads import from_record, is_slot
@@ -24,16 +25,29 @@ PAGE_EVENTS = 500
 
 @command("events")
 @session_argument
-@click.option("--from", "first", default=1, type=click.IntRange(1), help="First event to print.")
+@click.option(
+    "--from",
+    "first",
+    default=1,
+    type=click.IntRange(1),
+    show_default=True,
+    help="First event to print.",
+)
 @click.option("--follow", "-f", is_flag=True, help="Go on with new events until Ctrl-C.")
-@click.option("--type", "types", multiple=True, metavar="TYPE", help="Only events of this type.")
+@click.option(
+    "--type",
+    "types",
+    multiple=True,
+    metavar="TYPE",
+    help="Only events of this type. May be repeated.",
+)
 def events_command(
     call: Call, session: str, first: int, follow: bool, types: tuple[str, ...]
 ) -> None:
     """Print the events of SESSION; with --json one document a line."""
     for name in types:
         if name not in FACTS:
-            _warn(name)
+            raise _unknown(name)
 
     async def work() -> None:
         async with opened(call) as store:
@@ -44,11 +58,14 @@ def events_command(
     asyncio.run(work())
 
 
-def _warn(name: str) -> None:
-    """Say that this release writes no such event; a newer one may have written it."""
+def _unknown(name: str) -> InvalidInput:
+    """Return the error for a type of which this release knows nothing."""
     near = get_close_matches(name, FACTS, n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
-    click.echo(f"{one_line(repr(name), 60)} is no event type of this release{hint}", err=True)
+    hint = f"; did you mean {near[0]!r}?" if near else "."
+    return InvalidInput(
+        f"{one_line(repr(name), 60)} is not an event type of this release{hint} Types that only a "
+        "newer release knows are shown without --type"
+    )
 
 
 async def _read(

@@ -9,7 +9,7 @@ import click
 from holdfast.cli.naming import find_session
 from holdfast.cli.options import Call, command, session_argument
 from holdfast.cli.reading import with_reads, with_store
-from holdfast.cli.terminal import table
+from holdfast.cli.tables import Column, screen_width, table
 from holdfast.cli.wording import cost_view_text, count, form_text
 from holdfast.stores.port import SessionInfo, SessionStore
 from holdfast.views.divergence import Divergence, Side, divergence
@@ -21,6 +21,14 @@ from holdfast.views.reads import Reads
 from holdfast.views.values import value_form
 
 PAGE_HEADS = 500
+HEADS = (
+    Column("HEAD", least=19, is_id=True),
+    Column("KIND"),
+    Column("TURN", right=True),
+    Column("EVENT", right=True),
+    Column("AT", spare=1),
+    Column(""),
+)
 DIFF_CONTEXT = 2
 DIFF_LINES = 200
 
@@ -47,11 +55,12 @@ def heads_command(call: Call, session: str) -> None:
             head.kind,
             str(head.turn or ""),
             str(head.seq),
+            head.at[:16].replace("T", " "),
             "current" if head.id == info.head else "",
         )
         for head in found
     ]
-    text = table(("HEAD", "KIND", "TURN", "EVENT", ""), rows, widest=80)
+    text = table(HEADS, rows, screen_width())
     call.answer({"session": info.id, "heads": heads}, text if rows else "no heads yet")
 
 

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 import click
 
-from holdfast.cli.options import note
+from holdfast.cli.options import STORE_HELP, note
 from holdfast.cli.terminal import dumps
 from holdfast.core.errors import HoldfastError, InvalidInput, NotFound
 
@@ -101,10 +101,17 @@ def _show_version(ctx: click.Context, parameter: click.Parameter, wanted: bool) 
 @click.group(
     cls=Commands,
     epilog="Start with `holdfast demo`. Every command takes --json and --help.",
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 140},
 )
-@click.option("--store", metavar="PLACE", help="Path or URL of the store; else found as git does.")
-@click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=_show_version)
+@click.option("--store", metavar="PLACE", help=STORE_HELP)
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_show_version,
+    help="Print the version.",
+)
 @click.pass_context
 def holdfast(context: click.Context, store: str | None) -> None:
     """A durable runtime for LLM agents: sessions that survive a kill."""

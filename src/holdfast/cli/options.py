@@ -5,14 +5,18 @@ from __future__ import annotations
 import functools
 import os
 import shlex
+import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import click
 
 from holdfast.cli.terminal import clean, dumps
+
+STORE_HELP = "Path or URL of the store.  [default: $HOLDFAST_STORE, else the nearest .holdfast]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +31,17 @@ class Call:
         click.echo(dumps(document) if self.as_json else clean(text))
 
     def command_line(self, *words: str) -> str:
-        """Return a command for people to type next, on the same store."""
+        """Return a command for people to type or paste next, on the same store."""
         place = ["--store", self.store] if self.store else []
-        return clean(shlex.join(["holdfast", *place, *words]))
+        return clean(shlex.join([*program(), *place, *words]))
+
+
+def program() -> list[str]:
+    """Return the words that start this program where the next command is typed."""
+    found, own = shutil.which("holdfast"), Path(sys.argv[0])
+    if own.name == "holdfast" and own.is_file():
+        return ["holdfast"] if found and own.samefile(found) else [str(own.absolute())]
+    return ["holdfast"] if found else [sys.executable, "-m", "holdfast"]
 
 
 def command(name: str) -> Callable[[Callable[..., int | None]], click.Command]:
@@ -42,12 +54,10 @@ def command(name: str) -> Callable[[Callable[..., int | None]], click.Command]:
 
         # The function's own options and help text go along with it.
         wrapped: Any = click.pass_context(functools.update_wrapper(run, function))
-        wrapped = click.option("--json", "as_json", is_flag=True, help="Print one document.")(
+        wrapped = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")(
             wrapped
         )
-        wrapped = click.option("--store", metavar="PLACE", help="Path or URL of the store.")(
-            wrapped
-        )
+        wrapped = click.option("--store", metavar="PLACE", help=STORE_HELP)(wrapped)
         made: click.Command = click.command(name)(wrapped)
         return made
 

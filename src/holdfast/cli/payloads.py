@@ -8,33 +8,48 @@ from pathlib import Path
 
 import click
 
-from holdfast.cli.naming import find_session
+from holdfast.cli.naming import find_payload, find_session
 from holdfast.cli.options import Call, command, note, session_argument
 from holdfast.cli.reading import with_reads, with_store
-from holdfast.cli.terminal import clean, dumps, table
+from holdfast.cli.tables import Column, screen_width, table
+from holdfast.cli.terminal import clean, dumps
+from holdfast.cli.wording import count
 from holdfast.core.ids import check_content_id
 from holdfast.stores.port import SessionInfo, SessionStore
 from holdfast.views.documents import variables_document
 from holdfast.views.reads import Reads
 from holdfast.views.variables import VariablesView
 
+VARIABLES = (
+    Column("NAME", least=12),
+    Column("TYPE", least=8),
+    Column("BYTES", right=True),
+    Column("PREVIEW", least=10),
+)
+
 
 @command("payload")
 @session_argument
 @click.argument("payload")
-@click.option("--output", "-o", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE")
+@click.option(
+    "--output",
+    "-o",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Write the bytes to this file.",
+)
 def payload_command(call: Call, session: str, payload: str, output: Path | None) -> None:
-    """Print the bytes of PAYLOAD, a content id that SESSION refers to.
+    """Print the bytes of PAYLOAD, a content id (or a beginning of one) that SESSION refers to.
 
     Bytes are exact in a pipe or a file; on a terminal, text is cleaned of control sequences.
     """
-    wanted = _content_id(payload)
 
-    async def read(store: SessionStore) -> tuple[str, bytes]:
+    async def read(store: SessionStore) -> tuple[str, str, bytes]:
         info = await find_session(store, session)
-        return info.id, await store.get_payload(info.id, wanted)
+        found = await find_payload(store, info.id, payload)
+        return info.id, found, await store.get_payload(info.id, found)
 
-    session_id, data = with_store(call, read)
+    session_id, wanted, data = with_store(call, read)
     if output is not None:
         output.write_bytes(data)
     text = _text(data)
@@ -57,11 +72,6 @@ def payload_command(call: Call, session: str, payload: str, output: Path | None)
         click.echo(clean(text))
 
 
-def _content_id(given: str) -> str:
-    """Return the content id that was given, in full or as bare hexadecimal digits."""
-    return check_content_id(given if ":" in given else f"sha256:{given}")
-
-
 def _text(data: bytes) -> str | None:
     try:
         return data.decode()
@@ -82,18 +92,23 @@ def vars_command(call: Call, session: str) -> None:
         (item.name, item.type, f"{item.size:,}", item.preview if item.kept else "—")
         for item in view.variables
     ]
-    titles = ("NAME", "TYPE", "BYTES", "PREVIEW")
-    text = table(titles, rows, widest=80) if rows else "no variables"
+    text = table(VARIABLES, rows, screen_width()) if rows else "no variables"
     call.answer(variables_document(view), text)
 
 
 @command("erase")
 @session_argument
 @click.argument("payload")
-@click.option("--rule", required=True, help="Why it is erased; kept in the tombstone.")
+@click.option(
+    "--rule",
+    required=True,
+    metavar="NAME",
+    help="Name of the rule by which it is erased, without spaces; kept in the tombstone.",
+)
 def erase_command(call: Call, session: str, payload: str, rule: str) -> None:
     """Erase one value, by content id, from SESSION; digests and heads still verify."""
-    wanted = _content_id(payload)
+    # Not by a beginning of its id: what is erased cannot be brought back.
+    wanted = check_content_id(payload if ":" in payload else f"sha256:{payload}")
 
     async def work(store: SessionStore) -> tuple[SessionInfo, int]:
         info = await find_session(store, session)
@@ -101,4 +116,4 @@ def erase_command(call: Call, session: str, payload: str, rule: str) -> None:
 
     info, places = with_store(call, work)
     document = {"session": info.id, "payload": wanted, "places": places}
-    call.answer(document, f"erased in {places} place{'' if places == 1 else 's'}")
+    call.answer(document, f"erased in {count(places, 'place')}")

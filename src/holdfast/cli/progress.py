@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 from holdfast.cli.options import note
 from holdfast.cli.terminal import clean, one_line
+from holdfast.cli.wording import cost_text, count
 from holdfast.core import facts
 from holdfast.core.errors import HoldfastError
 from holdfast.core.events import Event
@@ -27,6 +28,25 @@ from holdfast.runtime.runtime import Runtime
 
 CATCH_UP_SECONDS = 2.0
 CODE_LINES = 12
+FAN_OUT_TOLD = 8
+"""From how many items on a fan-out is told of in a pipe, at every quarter."""
+
+_PHASES = {
+    "opened": "which had not asked the model yet",
+    "asking": "interrupted during a model call",
+    "replied": "interrupted while its code ran",
+    "observed": "interrupted between two steps",
+}
+"""How far a turn had got, by the phase in which it was found."""
+
+
+@dataclass(slots=True)
+class FanOut:
+    """A call of `map_lm` in flight: how many of its items are answered."""
+
+    key: tuple[int, str, int]  # eval, digest and occurrence of the call
+    width: int
+    done: int = 0
 
 
 @dataclass(slots=True)
@@ -38,26 +58,52 @@ class Tally:
     leaves: int = 0
     tokens: int = 0
     usd: Decimal = field(default_factory=Decimal)
-    unknown: bool = False
+    unknown: int = 0
     code: str = ""
+    fan_out: FanOut | None = None
 
     def spend(self, fact: facts.StepPut | facts.LeafCalled) -> None:
-        """Count one model call; one that is known by its ceiling only is said to be unknown."""
-        if fact.status == "unknown" or at_ceiling(fact):
-            self.unknown = True
+        """Count one model call; one that is known by its ceiling only counts as unknown."""
+        if at_ceiling(fact):
+            self.unknown += 1
             return
         known = fact.usage or {}
         self.tokens += (known.get("input_tokens") or 0) + (known.get("output_tokens") or 0)
         self.usd += Decimal(fact.cost_usd or 0)
-        self.unknown = self.unknown or fact.cost_usd is None
+        self.unknown += fact.cost_usd is None
+
+    def leaf(self, fact: facts.LeafCalled) -> str | None:
+        """Count one leaf call; return a line where it is time to tell of a fan-out."""
+        self.leaves += 1
+        self.spend(fact)
+        if fact.width <= 1 or fact.status == "unknown":
+            return None
+        key = (fact.eval, fact.digest, fact.occurrence)
+        if self.fan_out is None or self.fan_out.key != key:
+            self.fan_out = FanOut(key, fact.width)
+        fan_out = self.fan_out
+        fan_out.done += 1
+        told = fan_out.width >= FAN_OUT_TOLD and _quarter(fan_out.done, fan_out.width)
+        return f"{fact.function}: {fan_out.done} of {fan_out.width} calls" if told else None
 
     @property
     def line(self) -> str:
-        """Return the tally in one line."""
-        leaves = f" · {self.leaves} leaf calls" if self.leaves else ""
-        more = "+?" if self.unknown else ""
-        cost = f"${self.usd.normalize():f}{more}"
-        return f"step {self.steps} · {self.doing}{leaves} · {self.tokens:,}{more} tokens · {cost}"
+        """Return where things stand, in one line."""
+        doing = self.doing
+        if self.fan_out is not None and self.fan_out.done < self.fan_out.width:
+            doing += f", {self.fan_out.done} of {self.fan_out.width} leaf calls"
+        return f"step {self.steps} · {doing} · {self.sums}"
+
+    @property
+    def sums(self) -> str:
+        """Return what was used."""
+        leaves = f"{count(self.leaves, 'leaf call')} · " if self.leaves else ""
+        return f"{leaves}{count(self.tokens, 'token')} · {cost_text(self.usd, None, self.unknown)}"
+
+
+def _quarter(done: int, width: int) -> bool:
+    """Tell whether an item is the first beyond a quarter of all."""
+    return done * 4 // width > (done - 1) * 4 // width
 
 
 class Display(Protocol):
@@ -67,8 +113,8 @@ class Display(Protocol):
         """Show where things stand; `news` is what just happened, where it is worth a line."""
         ...
 
-    def close(self) -> None:
-        """Show nothing more."""
+    def close(self, summary: str | None) -> None:
+        """Show nothing more than what the turn came to."""
         ...
 
 
@@ -80,8 +126,10 @@ class PlainDisplay:
         if news:
             note(one_line(news, 160))
 
-    def close(self) -> None:
-        """Do nothing: lines stay."""
+    def close(self, summary: str | None) -> None:
+        """Print what the turn came to."""
+        if summary:
+            note(summary)
 
 
 class LiveDisplay:
@@ -110,9 +158,11 @@ class LiveDisplay:
             parts.append(Text(shown, style="dim", no_wrap=True, overflow="ellipsis"))
         self._live.update(Group(*parts))
 
-    def close(self) -> None:
-        """Take the display away."""
+    def close(self, summary: str | None) -> None:
+        """Take the display away; what the turn came to stays."""
         self._live.stop()
+        if summary:
+            note(summary)
 
 
 @dataclass(slots=True)
@@ -123,6 +173,7 @@ class Progress:
     session: str
     display: Display
     tally: Tally = field(default_factory=Tally)
+    summary: str | None = None
     seen: int = 0
     until: int | None = None
 
@@ -142,9 +193,10 @@ class Progress:
             return None
         match event.fact():
             case facts.SessionRevived() as fact:
-                return f"revived turn {fact.turn} (found: {fact.found})"
+                return f"resuming turn {fact.turn}, {_PHASES.get(fact.found or '', 'interrupted')}"
             case facts.StepStarted() as fact:
                 tally.steps, tally.doing, tally.code = tally.steps + 1, f"asking {fact.model}", ""
+                tally.fan_out = None
             case facts.StepPut() as fact:
                 tally.spend(fact)
                 tally.doing = fact.status
@@ -154,18 +206,18 @@ class Progress:
                 tally.code = await self._code(fact)
                 tally.doing = "running code"
             case facts.LeafCalled() as fact:
-                tally.leaves += 1
-                tally.spend(fact)
+                return tally.leaf(fact)
             case facts.BudgetSettled() as fact if is_lost_leaf(fact):
-                tally.unknown = True
+                tally.unknown += 1
             case facts.EvalAdded() as fact:
-                calls = f", {fact.calls} calls" if fact.calls else ""
+                calls = f", {count(fact.calls, 'call')}" if fact.calls else ""
                 return f"cell {fact.eval}: {fact.status}{calls} in {fact.elapsed_ms} ms"
             case facts.BudgetExceeded() as fact:
                 return f"limit {fact.limit}: {fact.used} used of {fact.allowed} allowed"
             case facts.TurnPut() as fact:
                 tally.doing = fact.status
-                return f"turn {fact.turn}: {fact.status} · {tally.line}"
+                steps = count(tally.steps, "step")
+                self.summary = f"turn {fact.turn}: {fact.status} · {steps} · {tally.sums}"
         return None
 
     async def _code(self, fact: facts.MessageAppended) -> str:
@@ -199,4 +251,4 @@ async def shown(runtime: Runtime, session: str, *, quiet: bool) -> AsyncIterator
         following.cancel()
         await asyncio.wait({following})
         with suppress(OSError):
-            display.close()
+            display.close(progress.summary)

@@ -7,10 +7,10 @@ import sys
 
 import click
 
-from holdfast.cli.naming import find_session
+from holdfast.cli.naming import find_head, find_session
 from holdfast.cli.options import Call, command, note, session_argument
 from holdfast.cli.reading import opened, with_store
-from holdfast.cli.terminal import table
+from holdfast.cli.tables import Column, screen_width, table
 from holdfast.cli.wording import cost_text
 from holdfast.core.errors import InvalidInput
 from holdfast.core.ids import friendly_name
@@ -20,13 +20,29 @@ from holdfast.views.documents import result_document, session_document
 from holdfast.views.sessions import all_sessions
 
 DEFAULT_ROWS = 50
-TITLES = ("SESSION", "NAME", "STATUS", "TURNS", "TOKENS", "COST", "UPDATED", "LABELS")
+COLUMNS = (
+    Column("SESSION", least=15, is_id=True),
+    Column("NAME", least=12),
+    Column("STATUS"),
+    Column("TURNS", spare=2, right=True),
+    Column("TOKENS", spare=3, right=True),
+    Column("COST", spare=1, right=True),
+    Column("UPDATED", spare=1),
+    Column("LABELS", least=10, spare=4),
+)
 
 
 @command("sessions")
 @click.option("--status", type=click.Choice(STATUSES), help="Only sessions in this status.")
 @click.option("--label", metavar="KEY=VALUE", help="Only sessions with this label.")
-@click.option("--limit", default=DEFAULT_ROWS, show_default=True, type=click.IntRange(1))
+@click.option(
+    "--limit",
+    default=DEFAULT_ROWS,
+    show_default=True,
+    type=click.IntRange(1),
+    metavar="N",
+    help="How many to list.",
+)
 @click.option("--all", "everything", is_flag=True, help="All of them, whatever --limit says.")
 @click.option("--cursor", help="Go on after the page that gave this cursor.")
 def sessions_command(
@@ -48,9 +64,10 @@ def sessions_command(
 
     found, more = with_store(call, read)
     document = {"sessions": [session_document(info) for info in found], "cursor": more}
-    call.answer(document, table(TITLES, map(_row, found)) if found else "no sessions")
+    rows = table(COLUMNS, map(_row, found), screen_width())
+    call.answer(document, rows if found else "no sessions")
     if more is not None and not call.as_json:
-        note(f"(the newest {len(found)}; more with --all or --limit)")
+        note(f"the newest {len(found)} are shown; see more with --all or --limit")
 
 
 def _row(info: SessionInfo) -> tuple[str, ...]:
@@ -60,8 +77,8 @@ def _row(info: SessionInfo) -> tuple[str, ...]:
         info.status,
         str(info.turns),
         f"{info.tokens:,}",
-        cost_text(info.usd, info.unknown_usd > 0),
-        info.updated_at[:19].replace("T", " "),
+        cost_text(info.usd, None, info.unknown_usd).removesuffix(" of unknown cost"),
+        info.updated_at[:16].replace("T", " "),
         " ".join(f"{key}={value}" for key, value in info.labels.items()),
     )
 
@@ -100,7 +117,9 @@ def stop_command(call: Call, session: str) -> None:
 
 @command("fork")
 @session_argument
-@click.option("--head", help="The head to go on from; by default the current one.")
+@click.option(
+    "--head", help="Head to start from, or a beginning of its id; by default the current one."
+)
 @click.option("--session-id", help="The id of the new session; by default a new one.")
 def fork_command(call: Call, session: str, head: str | None, session_id: str | None) -> None:
     """Start a session from a head of SESSION, which stays as it is; prints the new id."""
@@ -111,7 +130,8 @@ def fork_command(call: Call, session: str, head: str | None, session_id: str | N
         async with opened(call) as store:
             info = await find_session(store, session)
             async with Runtime(store, resolved=resolve()) as runtime:
-                new = await runtime.fork(info.id, head, session_id=session_id)
+                chosen = None if head is None else await find_head(store, info.id, head)
+                new = await runtime.fork(info.id, chosen, session_id=session_id)
             first = await store.load_state(new.id)
         origin = first.origin or {}
         call.answer(

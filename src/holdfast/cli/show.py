@@ -70,7 +70,7 @@ class Page:
     def session(self, info: SessionInfo) -> None:
         """Print what the session is."""
         self._title(f"{info.id}  {info.name}")
-        cost = cost_text(info.usd, info.unknown_usd > 0)
+        cost = cost_text(info.usd, None, info.unknown_usd)
         labels = "".join(f" · {key}={value}" for key, value in info.labels.items())
         origin = f" · forked from {info.origin}" if info.origin else ""
         parent = f" · child of {info.parent}" if info.parent else ""
@@ -103,10 +103,12 @@ class Page:
             self._body(form_text(value_form(turn.value)))
             self.aside(f"head {turn.head}")
         if turn.usage is not None:
-            self.aside(f"{_usage(turn.usage)} · {cost_text(turn.cost_usd)}")
+            cost = cost_text(turn.cost_usd, turn.held_usd, turn.unknown_calls)
+            self.aside(f"{_usage(turn.usage)} · {cost}")
 
     def _step(self, step: StepTranscript) -> None:
-        cost = f" · {cost_text(step.cost_usd)}" if step.usage is not None else ""
+        known = "cost unknown" if step.cost_usd is None else f"${step.cost_usd}"
+        cost = f" · {known}" if step.usage is not None else ""
         self._title(f"step {step.step} · {step.status} · {step.model}{cost}")
         if step.reply is not None:
             self._body(step.reply)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Sequence
 from typing import Any
 
 _SEQUENCES = re.compile(
@@ -49,13 +48,3 @@ def _escaped(match: re.Match[str]) -> str:
         return f"\\u{code:04x}"
     code -= 0x10000
     return f"\\u{0xD800 + (code >> 10):04x}\\u{0xDC00 + (code & 0x3FF):04x}"
-
-
-def table(titles: Sequence[str], rows: Iterable[Sequence[str]], widest: int = 60) -> str:
-    """Return aligned columns; every cell is cleaned and kept on its line."""
-    lines = [titles, *([one_line(cell, widest) for cell in row] for row in rows)]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(titles))]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
-        for line in lines
-    )

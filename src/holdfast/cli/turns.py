@@ -29,7 +29,14 @@ from holdfast.runtime.results import (
     TurnResult,
 )
 from holdfast.runtime.runtime import Runtime, open_runtime
-from holdfast.runtime.settings import CHOICES, NAMES, NUMBERS, check_model, resolve
+from holdfast.runtime.settings import (
+    CHOICES,
+    NAMES,
+    NUMBERS,
+    Settings,
+    check_model,
+    resolve,
+)
 from holdfast.runtime.settle import broken_off
 from holdfast.stores.choose import find_folder, store_url
 from holdfast.views.documents import result_document
@@ -38,23 +45,53 @@ from holdfast.views.values import value_form
 Act = Callable[[Runtime, str], Awaitable[TurnResult | None]]
 
 HELP = {
-    "model": "Who answers: PROVIDER:MODEL, or script:FILE offline.",
-    "leaf_model": "Who answers lm and map_lm; by default the same model.",
+    "model": "Model: PROVIDER:MODEL, or script:FILE offline.",
+    "leaf_model": "Model of lm and map_lm.",
+    "model_options": "Options for the model, as a JSON object like '{\"temperature\": 0.2}'.",
+    "kernel": "What runs code.",
+    "profile": "What code may do: a named capability profile.",
+    "work_area": "Folder whose files code may read, where the profile allows it.",
     "instructions": "Text added to the system prompt; @FILE reads it from a file.",
-    "max_usd": "Dollars that the session may spend, as in 2.50.",
     "max_steps": "Model calls in one turn.",
+    "max_turns": "Turns of the session.",
+    "call_timeout_seconds": "Seconds for one model call, with its retries.",
+    "turn_seconds": "Seconds of driving time for one turn.",
+    "context_tokens": "Size of the model's context window in tokens.",
+    "context_soft_percent": "Percentage of the window above which the transcript is long.",
+    "context_hard_percent": "Percentage of the window above which no model call is made.",
+    "max_output_tokens": "Tokens of one reply.",
+    "max_usd": "Dollars that the session may spend, as in 2.50.",
+    "max_tokens": "Tokens that the session may use.",
+    "max_fanout": "Items of one map_lm.",
+    "leaf_concurrency": "Calls of lm and map_lm in flight at once.",
+    "leaf_timeout_seconds": "Seconds for one call of lm or map_lm, with its retries.",
 }
+NO_VALUE = {
+    "model": "none; needed",
+    "leaf_model": "the model",
+    "model_options": "none",
+    "work_area": "the current folder",
+    "instructions": "none",
+    "max_output_tokens": "what the model allows",
+}
+"""What a setting that is empty or 0 means, where that is not simply: no limit."""
 
 
 def settings_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """Give a command an option for every setting."""
+    defaults = Settings()
     for name in reversed(NAMES):
         kind: Any = int if name in NUMBERS else str
         if name in CHOICES:
             kind = click.Choice(CHOICES[name])
-        function = click.option(
-            "--" + name.replace("_", "-"), name, type=kind, help=HELP.get(name)
-        )(function)
+        default = getattr(defaults, name) or NO_VALUE.get(name, "no limit")
+        option = click.option(
+            "--" + name.replace("_", "-"),
+            name,
+            type=kind,
+            help=f"{HELP.get(name, '')}  [default: {default}]",
+        )
+        function = option(function)
     return function
 
 
@@ -84,8 +121,14 @@ input_option = click.option(
 @command("run")
 @click.argument("message")
 @input_option
-@click.option("--session-id", help="The id of the session; by default a new one.")
-@click.option("--label", "labels", multiple=True, metavar="KEY=VALUE")
+@click.option("--session-id", metavar="ID", help="Id of the session.  [default: a new one]")
+@click.option(
+    "--label",
+    "labels",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="A label to find the session by. May be repeated.",
+)
 @settings_options
 @turn_options
 def run_command(
@@ -174,8 +217,14 @@ def resume_command(
 
 def message_text(message: str) -> str:
     """Return the message, read from standard input where it is `-`."""
-    if message != "-":
-        return message
+    if message == "-":
+        message = _standard_input()
+    if not message.strip():
+        raise InvalidInput("the message is empty; say what is to be done")
+    return message
+
+
+def _standard_input() -> str:
     if sys.stdin is None:
         raise InvalidInput("the message is '-', but there is no standard input to read it from")
     try:
@@ -275,10 +324,10 @@ async def _interrupted(
         )
         call.answer(result_document(so_far, status="interrupted"), "")
     elif state.turn is not None:
-        note(f"interrupted; everything so far is kept. Go on with: {_next(call, session)}")
+        note(f"interrupted; everything up to here is stored. Resume: {_next(call, session)}")
     else:
         again = call.command_line("send", session, "MESSAGE")
-        note(f"interrupted before the turn began. Go on with: {again}")
+        note(f"interrupted before the turn began. Send again: {again}")
     return interruption.exit_code
 
 
@@ -294,7 +343,7 @@ async def _tell(call: Call, runtime: Runtime, session: str, result: TurnResult |
             call.answer(result_document(nothing, status=info.status), "")
         else:
             look = call.command_line("show", session)
-            note(f"nothing is open in {session}; send it a message, or see: {look}")
+            note(f"nothing to resume in {session}; send it a message, or see: {look}")
         return 0
     if call.as_json:
         call.answer(result_document(result), "")
@@ -307,8 +356,9 @@ async def _tell(call: Call, runtime: Runtime, session: str, result: TurnResult |
         case Queued():
             note(f"the session is busy; the message waits in its inbox as {result.key!r}")
         case Suspended():
+            calls = "call" if len(result.calls) == 1 else "calls"
             waiting = ", ".join(result.calls)
-            note(f"suspended: {waiting} wait for an answer; then: {_next(call, session)}")
+            note(f"suspended: waiting for {calls} {waiting}; then: {_next(call, session)}")
         case Failed(code="revival_limit"):
             note(f"failed: {result.error}; {call.command_line('resume', session, '--force')}")
         case Failed() | BudgetExceeded():

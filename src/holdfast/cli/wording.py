@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from decimal import Decimal
 from typing import Any
 
 from holdfast.views.costs import CostView
@@ -16,21 +17,23 @@ def form_text(form: Any) -> str:
     return text if len(text) <= 100 else json.dumps(form, ensure_ascii=False, indent=2)
 
 
-def cost_text(usd: str | None, unknown: bool = False) -> str:
-    """Return a cost for people; what is unknown is said as unknown."""
-    if usd is None:
-        return "cost unknown"
-    return f"${usd}{' and unknown' if unknown else ''}"
+def cost_text(known: Decimal | str | None, reserved: Decimal | str | None, unknown: int) -> str:
+    """Return the three sums of a cost for people; those that are nothing are left out."""
+    text = f"${_amount(known)}"
+    if reserved is not None and Decimal(reserved):
+        text += f" + up to ${_amount(reserved)}"
+    if unknown:
+        text += f" + {count(unknown, 'call')} of unknown cost"
+    return text
+
+
+def _amount(usd: Decimal | str | None) -> str:
+    return f"{Decimal(usd or 0).normalize():f}"
 
 
 def cost_view_text(cost: CostView) -> str:
-    """Return the three sums of a cost for people; those that are nothing are left out."""
-    text = f"${cost.known_usd.normalize():f}"
-    if cost.reserved_usd:
-        text += f" + ${cost.reserved_usd.normalize():f} reserved"
-    if cost.unknown:
-        text += f" + {cost.unknown} unknown"
-    return text
+    """Return a cost for people."""
+    return cost_text(cost.known_usd, cost.reserved_usd, cost.unknown)
 
 
 def count(number: int, noun: str, plural: str | None = None) -> str:

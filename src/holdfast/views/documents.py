@@ -130,6 +130,8 @@ def turn_document(turn: TurnTranscript) -> Document:
         "head": turn.head,
         "usage": turn.usage,
         "cost_usd": turn.cost_usd,
+        "held_usd": turn.held_usd,
+        "unknown_calls": turn.unknown_calls,
         "elapsed_ms": turn.elapsed_ms,
         "raw": [event_document(event) for event in turn.raw],
     }

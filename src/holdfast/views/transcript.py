@@ -79,6 +79,8 @@ class TurnTranscript:
     head: str | None = None
     usage: facts.Usage | None = None
     cost_usd: str | None = None
+    held_usd: str | None = None
+    unknown_calls: int = 0
     elapsed_ms: int | None = None
     raw: tuple[Event, ...] = ()
     """Events since it began whose type or version this release does not know."""
@@ -199,6 +201,8 @@ class _Turn:
                     error=await self._value(fact.error),
                     usage=fact.usage,
                     cost_usd=fact.cost_usd,
+                    held_usd=fact.held_usd,
+                    unknown_calls=fact.unknown_calls,
                     elapsed_ms=fact.elapsed_ms,
                 )
             case facts.HeadPublished():

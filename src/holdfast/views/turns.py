@@ -29,6 +29,8 @@ class TurnView:
     error: Slot | None
     usage: facts.Usage | None
     cost_usd: str | None
+    held_usd: str | None
+    unknown_calls: int
     elapsed_ms: int | None
     started: facts.TurnStarted
     put: facts.TurnPut | None
@@ -47,6 +49,8 @@ def turn_view(seq: int, at: str, started: facts.TurnStarted, put: facts.TurnPut 
         error=None if put is None else put.error,
         usage=None if put is None else put.usage,
         cost_usd=None if put is None else put.cost_usd,
+        held_usd=None if put is None else put.held_usd,
+        unknown_calls=0 if put is None else put.unknown_calls,
         elapsed_ms=None if put is None else put.elapsed_ms,
         started=started,
         put=put,
