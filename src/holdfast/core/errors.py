@@ -23,7 +23,7 @@ HoldfastError
 │   └── OutcomeUnknown          read again before anything else
 ├── Corruption                  stored data does not check out; names the first bad place
 ├── KernelError                 the worker that runs model-written code failed
-│   ├── KernelDied · KernelProtocolError · KernelLimit
+│   ├── KernelDied · KernelProtocolError · KernelLimit · FileNotKept
 └── ModelError                  the model provider failed
     └── (see holdfast.models.errors)
 """
@@ -209,6 +209,10 @@ class KernelProtocolError(KernelError):
 
 class KernelLimit(KernelError):
     """A cell went over one of its limits."""
+
+
+class FileNotKept(KernelError):
+    """A file that the cell has read is too large to be kept for a re-run."""
 
 
 class ModelError(HoldfastError):

@@ -5,21 +5,23 @@ again, after a crash or because its worker was parked, answers are released in t
 they were first given, but for pure ones that nobody asks for again; and a call that is not in the
 record waits until every recorded one that has effects was claimed: so the cell cannot do something
 new before it has done again what it did. A cell that ends or stalls with claims open has diverged.
+
+Files that the cell reads belong to the record as well: see `recorded_files`.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from holdfast.kernels.port import CallKey, FileRead, HostAnswer, HostCall, OnCall, RecordedCall
+from holdfast.kernels.recorded_files import Diverged, RecordedFiles
+
+__all__ = ["CallRecord", "Deliver", "Diverged", "first_of"]
 
 Deliver = Callable[[HostAnswer], None]
-
-
-class Diverged(Exception):
-    """The cell does not do again what it did before."""
 
 
 @dataclass(slots=True, eq=False)
@@ -30,7 +32,14 @@ class _Entry:
     task: asyncio.Task[None] | None = None
     claimed: bool = False
     skipped: bool = False
+    # Waits for someone outside: said by `on_call`, which is still pending.
+    suspended: bool = False
     deliver: Deliver | None = None
+
+    @property
+    def asked(self) -> bool:
+        """Return whether the cell waits for the host to answer this call."""
+        return self.deliver is not None and self.answer is None
 
 
 class CallRecord:
@@ -46,17 +55,21 @@ class CallRecord:
         self._closed = False
         self._entries: dict[CallKey, _Entry] = {}
         self._answered: list[_Entry] = []
-        self._files: dict[str, str] = {}
-        for call in recorded:
+        self.files = RecordedFiles()
+        for index, call in enumerate(recorded):
             entry = _Entry(call.key, call.pure, call.answer)
             self._entries[call.key] = entry
             if call.answer is not None:
                 self._answered.append(entry)
-            self.check_files(call.files)
-        self.check_files(files)
+            self.files.add(call.files, index)
+        self.files.add_unless_known(files)
         # In the order in which they were made; a cell may pass more to its calls than fits here.
         self.calls: dict[CallKey, None] = {}
         self.on_failure: Callable[[BaseException], None] = lambda error: None
+        self._failure: BaseException | None = None
+        # Called when the last open call that was not suspended has become so.
+        self.on_suspend: Callable[[], None] = lambda: None
+        self._suspensions = asyncio.Event()
         self.begin()
 
     def begin(self) -> None:
@@ -64,6 +77,7 @@ class CallRecord:
         for entry in self._entries.values():
             entry.claimed, entry.skipped, entry.deliver = False, False, None
         self.unclaimed = sum(not entry.pure for entry in self._entries.values())
+        self.files.begin(len(self._entries))
         self._counts: dict[tuple[str, str], int] = {}
         self._blocked: list[tuple[HostCall, Deliver]] = []
         self._next = 0
@@ -71,12 +85,9 @@ class CallRecord:
         # How many threads the cell has: as many calls can be open at once.
         self.threads = 1
 
-    def check_files(self, files: Iterable[FileRead]) -> None:
-        """Raise Diverged if a file is no longer what the cell read before."""
-        for file in files:
-            before = self._files.setdefault(file.path, file.digest)
-            if before != file.digest:
-                raise Diverged(f"the file {file.path!r} has changed since the cell first read it")
+    def read(self, files: Sequence[FileRead]) -> None:
+        """Note what the cell has read before its next call; raise Diverged if it has changed."""
+        self.files.read(files, len(self._entries))
 
     def ordinal(self, function: str, digest: str) -> int:
         """Return which one of its like this call is, and count it."""
@@ -105,8 +116,9 @@ class CallRecord:
             return
         if entry is None:
             entry = self._entries[key] = _Entry(key, call.pure)
-        elif not entry.pure:
-            self.unclaimed -= 1
+        else:
+            self.unclaimed -= not entry.pure
+            self.files.claimed += 1
         entry.claimed, entry.deliver = True, deliver
         if entry.answer is None and entry.task is None:
             entry.task = asyncio.get_running_loop().create_task(self._answer(entry, call))
@@ -115,12 +127,20 @@ class CallRecord:
         if self._blocked or self._next < len(self._answered):
             self._release()
 
+    def suspend(self, key: CallKey) -> None:
+        """Note that a call waits for someone outside."""
+        self._entries[key].suspended = True
+        self._suspensions.set()
+        if self.suspended:
+            self.on_suspend()
+
     async def _answer(self, entry: _Entry, call: HostCall) -> None:
         try:
             answer = await self._on_call(call)
         except BaseException as error:
             # Not when this record is closed: then nobody waits any more.
             if not self._closed:
+                self._failure = error
                 self.on_failure(error)
             return
         # Kept even if no worker waits for it at the moment: the next run finds it.
@@ -175,20 +195,56 @@ class CallRecord:
     @property
     def asking(self) -> int:
         """Return how many open calls wait for the host."""
-        return sum(
-            entry.deliver is not None and entry.answer is None for entry in self._entries.values()
-        )
+        return sum(entry.asked for entry in self._entries.values())
 
     @property
     def stuck(self) -> bool:
         """Return whether every open call waits for another one that the cell does not make."""
         return self.open > 0 and not self.asking
 
-    async def wait_for_answers(self) -> None:
+    @property
+    def suspended(self) -> bool:
+        """Return whether there are open calls and each one waits for someone outside.
+
+        With a call that is blocked or whose answer waits for its turn the cell can still go on.
+        """
+        waiting = sum(entry.asked and entry.suspended for entry in self._entries.values())
+        return 0 < self.open == waiting
+
+    @property
+    def waiting(self) -> tuple[CallKey, ...]:
+        """Return the calls that the host has not answered, in the order in which they were made."""
+        return tuple(key for key in self.calls if self._is_unanswered(key))
+
+    def _is_unanswered(self, key: CallKey) -> bool:
+        entry = self._entries.get(key)
+        return entry is not None and entry.answer is None
+
+    @property
+    def made(self) -> tuple[CallKey, ...]:
+        """Return the calls of the record and those that this process saw, each once."""
+        return tuple(dict.fromkeys((*self._entries, *self.calls)))
+
+    async def wait_for_answers(self) -> bool:
+        """Wait for the host, but not for anyone outside; return whether all is answered.
+
+        Raise what `on_call` raised meanwhile.
+        """
+        while True:
+            if self._failure is not None:
+                raise self._failure
+            pending = [entry for entry in self._entries.values() if _is_pending(entry)]
+            busy = [entry.task for entry in pending if entry.task and not entry.suspended]
+            if not busy:
+                return not pending
+            self._suspensions.clear()
+            await first_of(*busy, self._suspensions.wait())
+
+    async def wait_for_all(self) -> None:
         """Wait until the host has answered everything it was asked."""
-        tasks = [e.task for e in self._entries.values() if e.task is not None and not e.task.done()]
+        tasks = [entry.task for entry in self._entries.values() if _is_pending(entry)]
         if tasks:
-            await asyncio.wait(tasks)
+            await asyncio.wait([task for task in tasks if task is not None])
 
     async def close(self) -> None:
         """Cancel what is still being asked."""
@@ -198,3 +254,18 @@ class CallRecord:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
+
+
+async def first_of(*waits: Awaitable[Any], seconds: float | None = None) -> None:
+    """Wait until one of these is done, or for so long; those that are coroutines are cancelled."""
+    tasks = [asyncio.ensure_future(wait) for wait in waits]
+    try:
+        await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task, wait in zip(tasks, waits, strict=True):
+            if task is not wait:
+                task.cancel()
+
+
+def _is_pending(entry: _Entry) -> bool:
+    return entry.task is not None and not entry.task.done()

@@ -18,8 +18,9 @@ from holdfast.core.errors import Corruption, KernelProtocolError
 from holdfast.core.records import digest_id
 from holdfast.kernels import frames
 from holdfast.kernels.call_record import CallRecord, Diverged
+from holdfast.kernels.file_contents import FileContents
 from holdfast.kernels.limit_watch import LimitWatch
-from holdfast.kernels.port import Encoded, FileRead, HostAnswer, HostCall
+from holdfast.kernels.port import CallKey, Encoded, FileRead, HostAnswer, HostCall
 from holdfast.kernels.worker.wire import bounds
 from holdfast.kernels.workers import Worker
 
@@ -27,6 +28,21 @@ HELD_BYTES = 4 * bounds.MAX_BYTES
 _FIXED = "the answer is fixed"
 _NULL = Encoded("json", b"null")
 _PARTS, _TEXT = {"args", "kwargs"}, {str}
+
+
+class _Open:
+    """One open call, as `on_call` can use it."""
+
+    __slots__ = ("_contents", "_key", "_record")
+
+    def __init__(self, record: CallRecord, key: CallKey, contents: FileContents) -> None:
+        self._record, self._key, self._contents = record, key, contents
+
+    def suspend(self) -> None:
+        self._record.suspend(self._key)
+
+    async def contents(self) -> dict[str, bytes]:
+        return await self._contents.fetch()
 
 
 class Calls:
@@ -43,7 +59,8 @@ class Calls:
         # The cell has called FINAL or says that it has ended: no call is made for it any more.
         self.over = False
         self.files: list[FileRead] = []
-        # Told when a call has begun to wait, and of what is wrong with one that was decoded apart.
+        self.contents = FileContents(worker, record.files)
+        # Called when a call has begun to wait, and with what is wrong with one decoded apart.
         self.on_wait: Callable[[], None] = lambda: None
         self.on_failure: Callable[[BaseException], None] = lambda error: None
         self._worker = worker
@@ -62,6 +79,7 @@ class Calls:
 
     def close(self) -> None:
         """Decode no more."""
+        self.contents.close()
         for task in self._decoding:
             task.cancel()
 
@@ -90,14 +108,12 @@ class Calls:
             self._decoding.add(task)
             task.add_done_callback(self._decoding.discard)
 
-    def read(self, reads: Sequence[tuple[str, str]]) -> tuple[FileRead, ...]:
+    def read(self, reads: Sequence[tuple[str, str]]) -> None:
         """Note the files that the cell has read; raise Diverged if one is not what it was."""
-        if not reads:
-            return ()
-        files = tuple(FileRead(path, digest) for path, digest in reads)
-        self._record.check_files(files)
-        self.files.extend(files)
-        return files
+        if reads:
+            files = [FileRead(path, digest) for path, digest in reads]
+            self._record.read(files)
+            self.files.extend(files)
 
     async def _ask_large(self, frame: frames.CallFrame, data: bytes) -> None:
         try:
@@ -118,17 +134,21 @@ class Calls:
 
     def _ask(self, frame: frames.CallFrame, data: bytes, arguments: dict[str, Any]) -> None:
         record = self._record
-        files = self.read(frame.files)
+        self.read(frame.files)
         digest = digest_id(data)
+        ordinal = record.ordinal(frame.function, digest)
+        pure = self._offered[frame.function]
+        key = CallKey(frame.function, digest, ordinal)
         call = HostCall(
             frame.function,
             Encoded("json", data),
             digest,
-            record.ordinal(frame.function, digest),
-            self._offered[frame.function],
+            ordinal,
+            pure,
             tuple(arguments["args"]),
             arguments["kwargs"],
-            files,
+            record.files.take_recent(pure=pure),
+            _Open(record, key, self.contents),
         )
         record.threads = frame.threads
         self._watch.pause()
@@ -148,6 +168,7 @@ class Calls:
                 "error": answer.error,
                 "message": answer.message,
                 "at_ns": answer.at_ns,
+                "claimed": self._record.files.claimed,
             }
         )
 

@@ -24,8 +24,9 @@ from holdfast.core.errors import (
 )
 from holdfast.kernels import confinement, frames, monty_heap, results, setup
 from holdfast.kernels import manifest as manifests
-from holdfast.kernels.call_record import CallRecord, Diverged
+from holdfast.kernels.call_record import CallRecord, Diverged, first_of
 from holdfast.kernels.calls import Calls
+from holdfast.kernels.file_contents import ServedFiles
 from holdfast.kernels.limit_watch import LimitWatch
 from holdfast.kernels.pool import Parked, WorkerPool
 from holdfast.kernels.port import (
@@ -43,7 +44,7 @@ from holdfast.kernels.port import (
     Unrestorable,
     Variable,
 )
-from holdfast.kernels.run import Run
+from holdfast.kernels.run import GivenUp, Run
 from holdfast.kernels.workers import Worker, WorkerLost
 
 OUTPUT_FIT = 12_000
@@ -139,6 +140,9 @@ class CpythonSession:
         self._failed_loads = 0
         self._offered = {function.path: function.pure for function in settings.functions}
         self._run: Run | None = None
+        # The record of the cell that is being evaluated, and whether it was asked to be given up.
+        self._record: CallRecord | None = None
+        self._give_up = asyncio.Event()
         self._closed = False
         self._using = asyncio.Lock()
 
@@ -153,6 +157,8 @@ class CpythonSession:
         run = self._run
         if run is None or run.final is not None or not run.record.asking:
             return None
+        if run.calls.contents.fetching:
+            return None
         return run.watch.cpu_ns
 
     async def evaluate(
@@ -164,6 +170,7 @@ class CpythonSession:
         recorded: Sequence[RecordedCall] = (),
         recorded_files: Sequence[FileRead] = (),
         limits: KernelLimits | None = None,
+        give_up_seconds: float | None = 0.0,
     ) -> CellResult:
         """Run one cell from the last checkpoint and return what happened."""
         limits = limits or self.settings.limits
@@ -177,31 +184,73 @@ class CpythonSession:
             "value_fit": VALUE_FIT,
         }
         async with self._using:
-            record = CallRecord(on_call, recorded, recorded_files)
+            record = self._record = CallRecord(on_call, recorded, recorded_files)
+            self._give_up.clear()
             try:
                 while True:
-                    worker = await self._ready()
                     try:
-                        return await self._run_cell(worker, command, record, limits)
+                        return await self._run_once(command, record, limits, give_up_seconds)
                     except WorkerLost as lost:
+                        if isinstance(lost.error, GivenUp):
+                            return results.waiting(record)
                         if not isinstance(lost.error, Parked):
                             raise lost.error from None
                         if self._closed:
                             raise KernelError("the session was closed; open it again") from None
-                    await record.wait_for_answers()
+                    if not await self._can_run_again(record, give_up_seconds):
+                        return results.waiting(record)
                     record.begin()
+            except KernelError as error:
+                error.details.setdefault("calls", record.made)
+                raise
             finally:
+                self._record = None
                 await record.close()
                 self._pool.idle(self)
 
+    async def _can_run_again(self, record: CallRecord, give_up_seconds: float | None) -> bool:
+        """Wait until a parked cell has its answers; return False if it is given up before."""
+        if await record.wait_for_answers():
+            return True
+        await first_of(record.wait_for_all(), self._give_up.wait(), seconds=give_up_seconds)
+        return not record.waiting
+
+    async def _run_once(
+        self,
+        command: dict[str, Any],
+        record: CallRecord,
+        limits: KernelLimits,
+        give_up_seconds: float | None,
+    ) -> CellResult:
+        if not record.files.served():
+            return await self._run_cell(
+                await self._ready(), command, record, limits, give_up_seconds
+            )
+        served = await asyncio.to_thread(ServedFiles, record.files)
+        try:
+            if self.worker is not None:
+                self._pool.reclaim(self)  # it may not read what is served
+            worker = await self._ready(served.path)
+            command = command | {"served": served.command}
+            return await self._run_cell(worker, command, record, limits, give_up_seconds)
+        finally:
+            if self.worker is not None:
+                self._drop(self.worker)  # its `open` is not that of other workers
+            await asyncio.to_thread(served.close)
+
     async def _run_cell(
-        self, worker: Worker, command: dict[str, Any], record: CallRecord, limits: KernelLimits
+        self,
+        worker: Worker,
+        command: dict[str, Any],
+        record: CallRecord,
+        limits: KernelLimits,
+        give_up_seconds: float | None,
     ) -> CellResult:
         watch = self._watch(worker, limits)
         most = self.settings.limits.processes + 1
         calls = Calls(worker, record, watch, self._offered, most)
         calls.on_wait = self._pool.notify
-        run = self._run = Run(worker, record, watch, calls, self._chunks)
+        run = self._run = Run(worker, record, watch, calls, self._chunks, give_up_seconds)
         worker.limit(self.settings.limits.memory_bytes)
         try:
             return self._result(run, await run.done(command))
@@ -210,7 +259,8 @@ class CpythonSession:
             return results.diverged(run, str(diverged))
         except WorkerLost as lost:
             self._pool.forget(self)
-            if isinstance(lost.error, Parked) or not (run.watch.tripped or run.final):
+            planned = isinstance(lost.error, (Parked, GivenUp))
+            if planned or not (run.watch.tripped or run.final):
                 raise
             return results.cut(run)
         except KernelProtocolError as error:
@@ -252,8 +302,11 @@ class CpythonSession:
 
     # The worker
 
-    async def _ready(self) -> Worker:
-        """Return a worker that holds the namespace of the last checkpoint and the inputs."""
+    async def _ready(self, *served: str) -> Worker:
+        """Return a worker that holds the namespace of the last checkpoint and the inputs.
+
+        A new one may also read the directory with the files that a re-run is served.
+        """
         if self._closed:
             raise KernelError("the session was closed; open it again")
         self._pool.busy(self)
@@ -263,7 +316,8 @@ class CpythonSession:
         worker = await self._pool.acquire(self, self.settings.depth)
         try:
             async with _in_time():
-                await setup.open_worker(worker, self.settings, confined=self._kernel.confined)
+                confined = self._kernel.confined
+                await setup.open_worker(worker, self.settings, served, confined=confined)
                 if self.manifest is not None:
                     await self._load(worker, self.manifest)
                 for name, value in self._inputs.items():
@@ -369,6 +423,15 @@ class CpythonSession:
         """Ask the running cell to stop with KeyboardInterrupt."""
         if self._run is not None and self.worker is not None:
             self.worker.interrupt()
+
+    async def give_up(self) -> bool:
+        """End the running cell if all its open calls are suspended, and tell whether they were."""
+        if self._run is not None:
+            return self._run.give_up()
+        if self._record is None or not self._record.waiting:
+            return False
+        self._give_up.set()  # parked: it holds no worker
+        return True
 
     async def park(self) -> None:
         """Give the worker back; a waiting cell is run again from its start when it is needed."""

@@ -98,6 +98,12 @@ class SleepingFrame(_Frame, tag="sleeping", frozen=True):
     threads: _Count
 
 
+class ContentsFrame(_Frame, tag="contents", frozen=True):
+    """The contents of files that were asked for came before; of these there is none."""
+
+    missing: Annotated[list[_Text], _MANY]
+
+
 class FinalFrame(_Frame, tag="final", frozen=True):
     """The cell called FINAL; its value is fixed."""
 
@@ -169,6 +175,7 @@ class ChunkFrame(msgspec.Struct, frozen=True):
 Message = (
     CallFrame
     | SleepingFrame
+    | ContentsFrame
     | FinalFrame
     | EndedFrame
     | DoneFrame

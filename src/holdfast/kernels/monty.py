@@ -31,7 +31,7 @@ from holdfast.core.payloads import Slot
 from holdfast.kernels import confinement, landlock, monty_heap, plain_data
 from holdfast.kernels import manifest as cpython_manifest
 from holdfast.kernels.call_record import CallRecord, Diverged
-from holdfast.kernels.monty_cell import Cell, Limited, cell_error
+from holdfast.kernels.monty_cell import Cell, GivenUp, Limited, cell_error
 from holdfast.kernels.monty_launcher import Launcher
 from holdfast.kernels.port import (
     CellError,
@@ -182,6 +182,7 @@ class MontySession:
         self._lost: list[Unrestorable] = []
         self._live: _Live | None = None
         self._running: asyncio.Task[Any] | None = None
+        self._cell: Cell | None = None
         self._interrupted = False
         self._using = asyncio.Lock()
 
@@ -194,6 +195,7 @@ class MontySession:
         recorded: Sequence[RecordedCall] = (),
         recorded_files: Sequence[FileRead] = (),
         limits: KernelLimits | None = None,
+        give_up_seconds: float | None = 0.0,
     ) -> CellResult:
         """Run one cell from the last checkpoint and return what happened."""
         limits = limits or self._settings.limits
@@ -206,13 +208,18 @@ class MontySession:
                 self._functions,
                 _directories(self._settings),
                 self._settings.final,
+                give_up_seconds,
             )
+            self._cell = cell
             try:
                 return await self._run(code, cell, record, limits)
-            except BaseException:
+            except BaseException as error:
                 await self._discard()
+                if isinstance(error, KernelError):
+                    error.details.setdefault("calls", record.made)
                 raise
             finally:
+                self._cell = None
                 await record.close()
 
     async def _run(
@@ -236,6 +243,8 @@ class MontySession:
             ending = _Ending("limit", limit=limited.limit, detail=limited.detail)
         except Diverged as diverged:
             ending = _Ending("diverged", detail=str(diverged))
+        except GivenUp:
+            ending = _Ending("waiting")
         except pydantic_monty.MontyCrashedError as error:
             if not error.timed_out:
                 raise KernelDied(f"the monty worker ended while a cell ran: {error}") from error
@@ -247,7 +256,7 @@ class MontySession:
             ending = _Ending("error", error=stopped, kept=False)
         finally:
             self._running = None
-        if cell.final is not None and ending.status != "diverged":
+        if cell.final is not None and ending.status not in ("diverged", "waiting"):
             ending = _Ending("final", kept=ending.status != "limit")
         return await self._result(live, cell, record, ending, live.cpu_ns() - before)
 
@@ -256,7 +265,7 @@ class MontySession:
     ) -> CellResult:
         checkpoint: Checkpoint | None = None
         repaired: tuple[str, ...] = ()
-        if ending.kept and ending.status not in ("limit", "diverged"):
+        if ending.kept and ending.status not in ("limit", "diverged", "waiting"):
             try:
                 checkpoint, repaired = await self._checkpoint(live)
             except Limited as limited:
@@ -274,7 +283,8 @@ class MontySession:
             error=ending.error if ending.status == "error" else None,
             limit=ending.limit,
             detail=ending.detail,
-            calls=tuple(record.calls),
+            calls=record.made if ending.status in ("diverged", "waiting") else tuple(record.calls),
+            waiting=record.waiting if ending.status == "waiting" else (),
             files=tuple(cell.files),
             checkpoint=checkpoint,
             namespace_kept=checkpoint is not None,
@@ -440,6 +450,10 @@ class MontySession:
         if self._running is not None:
             self._interrupted = True
             self._running.cancel()
+
+    async def give_up(self) -> bool:
+        """End the running cell if its open call is suspended, and tell whether it was."""
+        return self._cell is not None and self._cell.give_up()
 
     async def park(self) -> None:
         """Give the worker back, unless a cell uses it: a waiting one holds a few megabytes."""

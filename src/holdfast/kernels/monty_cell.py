@@ -2,7 +2,8 @@
 
 Monty asks for everything it does not have: a host function, a name, the time, a file. Calls go to
 the eval's record; the clock is pinned to the eval's start and moves with the answers; files come
-from read-only mounts and are pinned by digest; all else is refused.
+from read-only mounts, are pinned by digest and kept, and come from the record in a re-run; all
+else is refused.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import asyncio
 import datetime
 import hashlib
 import os
+import stat
 from collections.abc import Awaitable, Mapping
 from typing import Any
 
@@ -20,8 +22,10 @@ from holdfast.core import values
 from holdfast.core.errors import UnsupportedValue
 from holdfast.core.records import digest_id
 from holdfast.kernels import monty_heap
-from holdfast.kernels.call_record import CallRecord, Diverged
+from holdfast.kernels.call_record import CallRecord, Diverged, first_of
 from holdfast.kernels.port import (
+    MAX_KEPT_FILE_BYTES,
+    CallKey,
     CellError,
     Encoded,
     FileRead,
@@ -32,10 +36,12 @@ from holdfast.kernels.port import (
 )
 from holdfast.kernels.worker.cell import paging
 from holdfast.kernels.worker.cell.host_calls import builtin_error
+from holdfast.kernels.worker.determinism.file_versions import FileVersions
 
 _UNWIND_SECONDS = 1.0
-_READS = frozenset({"open", "Path.read_text", "Path.read_bytes"})
+_READS = frozenset({"Path.read_text", "Path.read_bytes"})
 _SLEEPS = frozenset({"system.sleep", "system.async_sleep", "time.sleep", "asyncio.sleep"})
+_READING = (("r",), ("rb",))
 _LARGEST_PINNED = 64 << 20
 
 
@@ -46,6 +52,29 @@ class Limited(Exception):
         super().__init__(limit)
         self.limit = limit
         self.detail = detail
+
+
+class GivenUp(Exception):
+    """The cell waits for someone outside; it is run again when there is an answer."""
+
+
+class _Open:
+    """The one open call of the cell, as `on_call` can use it."""
+
+    __slots__ = ("_cell", "_key")
+
+    def __init__(self, cell: Cell, key: CallKey) -> None:
+        self._cell, self._key = cell, key
+
+    def suspend(self) -> None:
+        self._cell.record.suspend(self._key)
+
+    async def contents(self) -> dict[str, bytes]:
+        files = self._cell.record.files
+        missing = files.missing()
+        if missing:
+            raise files.not_kept(missing[0])
+        return dict(files.contents)
 
 
 class _TooMuchOutput(Exception):
@@ -63,10 +92,14 @@ class Cell:
         functions: Mapping[str, bool],
         roots: tuple[str, ...],
         offers_final: bool,
+        give_up_seconds: float | None,
     ) -> None:
         self.final: Encoded | None = None
         self.files: list[FileRead] = []
-        self._record = record
+        self.record = record
+        self._give_up_seconds = give_up_seconds
+        self._give_up = asyncio.Event()
+        self._served = FileVersions(record.files.served(), record.files.total)
         self._limits = limits
         self._now_ns = started_at_ns
         self._functions = functions
@@ -143,28 +176,42 @@ class Cell:
         except UnsupportedValue as error:
             return {"exception": TypeError(f"{name}: {error}")}
         digest = digest_id(arguments)
+        ordinal, pure = self.record.ordinal(name, digest), self._functions[name]
         call = HostCall(
             name,
             Encoded("json", arguments),
             digest,
-            self._record.ordinal(name, digest),
-            self._functions[name],
+            ordinal,
+            pure,
             args,
             kwargs,
+            self.record.files.take_recent(pure=pure),
+            _Open(self, CallKey(name, digest, ordinal)),
         )
         return self._result(await self._ask(call))
 
     async def _ask(self, call: HostCall) -> HostAnswer:
         answered: asyncio.Future[HostAnswer] = asyncio.get_running_loop().create_future()
-        self._record.on_failure = answered.set_exception
-        self._record.ask(call, answered.set_result)
+        record = self.record
+        record.on_failure = answered.set_exception
+        record.ask(call, answered.set_result)
         # It is the only open call, so no other one of its cell can come to its turn first.
-        await self._record.wait_for_answers()
+        await record.wait_for_answers()
+        if not answered.done() and record.suspended:
+            await first_of(answered, self._give_up.wait(), seconds=self._give_up_seconds)
+            if not answered.done():
+                raise GivenUp
         if not answered.done():
             raise Diverged(
                 "the cell waits for calls that it made when it first ran and does not make now"
             )
         return await answered
+
+    def give_up(self) -> bool:
+        """End the cell if its open call is suspended; tell whether it is."""
+        if self.record.suspended:
+            self._give_up.set()
+        return self.record.suspended
 
     def _result(self, answer: HostAnswer) -> Any:
         self._now_ns = max(self._now_ns, answer.at_ns)
@@ -224,22 +271,71 @@ class Cell:
         if name == "os.getenv":
             default = args[1] if len(args) > 1 else None
             return await self._step(snapshot.resume({"return_value": default}))
+        if name == "open" and args and args[1:] in _READING and self._is_served(args[0]):
+            handle = pydantic_monty.MontyFileHandle(str(args[0]), args[1])
+            return await self._step(snapshot.resume({"return_value": handle}))
         if name in _READS and args:
-            self._pin(str(args[0]))
+            return await self._read(snapshot, name, args[0])
         return await self._step(snapshot.resume_auto())
 
-    def _pin(self, path: str) -> None:
-        """Record the digest of a file of the mounts before the sandbox reads it."""
-        real = os.path.realpath(path)
-        inside = any(real.startswith(root.rstrip("/") + "/") for root in self._roots)
-        if not inside or not os.path.isfile(real) or os.path.getsize(real) > _LARGEST_PINNED:
-            return
-        with open(real, "rb") as file:
-            digest = "sha256:" + hashlib.file_digest(file, "sha256").hexdigest()
+    # Files
+
+    def _is_served(self, path: Any) -> bool:
+        return _real(path) in self._served
+
+    async def _read(self, snapshot: Any, name: str, path: Any) -> Any:
+        """Answer the reading of a file: from the record in a re-run, else from the mounts."""
+        files, real = self.record.files, _real(path)
+        version = self._served.open(real, files.claimed)
+        if version is None:
+            found = await asyncio.to_thread(_pinned, real, self._roots)
+            if found is None:
+                return await self._step(snapshot.resume_auto())
+            digest, content = found
+        else:
+            digest = version[1]
+            content = files.contents[digest]
         read = FileRead(real, digest)
-        self._record.check_files([read])
+        self.record.read([read])
         if read not in self.files:
             self.files.append(read)
+        if content is None:
+            return await self._step(snapshot.resume_auto())
+        files.keep(digest, content)
+        if name == "Path.read_bytes":
+            return await self._step(snapshot.resume({"return_value": content}))
+        try:
+            # As the sandbox reads text from its mounts: no line ends are changed.
+            text: Any = {"return_value": content.decode()}
+        except UnicodeDecodeError as error:
+            text = {"exception": error}
+        return await self._step(snapshot.resume(text))
+
+
+def _real(path: Any) -> str:
+    return os.path.realpath(str(path))
+
+
+def _pinned(path: str, roots: tuple[str, ...]) -> tuple[str, bytes | None] | None:
+    """Return the digest of a file of the mounts, and its content if it is small enough to keep.
+
+    None for what is not a file there, or is too large to be read twice.
+    """
+    if not any(path.startswith(root.rstrip("/") + "/") for root in roots):
+        return None
+    try:
+        # Without waiting: a pipe would block whoever opens it.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return None
+    with open(descriptor, "rb") as file:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode) or found.st_size > _LARGEST_PINNED:
+            return None
+        if found.st_size > MAX_KEPT_FILE_BYTES:
+            return "sha256:" + hashlib.file_digest(file, "sha256").hexdigest(), None
+        content = file.read()
+    return digest_id(content), content
 
 
 def cell_error(error: Any) -> CellError:

@@ -5,6 +5,17 @@ data: output, value, error, the calls it made and the checkpoint of its namespac
 host functions; each call reaches the caller's `on_call`, which records it and answers. The last
 checkpoint is the only truth about a namespace: a session may lose its process at any moment (a
 kill, a limit, parking) and goes on from there. Nothing in this module runs or unpickles anything.
+
+A call may wait for someone outside: a person, a child session. `on_call` says so with
+`call.suspend()` and simply stays pending; if it answers while the worker is still there, the cell
+goes on in place. When every open call of a cell is suspended and none of its threads can run, the
+cell is given up: `evaluate` cancels the pending `on_call` tasks and returns with status `waiting`,
+the namespace is as at the cell's start and no worker is held. The caller evaluates the same code
+again once a whole wait is over, with the answers among `recorded`.
+
+A re-run sees what the cell saw: recorded answers (those of pure calls too) and, where the caller
+kept them, the contents of the files that it read. A caller that keeps them asks for them with
+`call.contents()` before it records a call that the cell may have to be re-run for.
 """
 
 from __future__ import annotations
@@ -16,8 +27,13 @@ from typing import Any, Literal, NamedTuple, Protocol
 import msgspec
 
 Confinement = Literal["os", "language", "none"]
-CellStatus = Literal["ok", "error", "final", "limit", "diverged"]
+CellStatus = Literal["ok", "error", "final", "limit", "diverged", "waiting"]
 LimitName = Literal["memory", "cpu", "wall", "output", "unwind"]
+
+MAX_KEPT_FILE_BYTES = 8 << 20
+"""A larger file that a cell reads is pinned by its digest alone: its content is not kept."""
+MAX_KEPT_BYTES = 32 << 20
+"""How much of all files that one cell reads is kept."""
 
 
 class Encoded(msgspec.Struct, frozen=True):
@@ -81,10 +97,16 @@ class KernelSettings:
 
 
 class FileRead(msgspec.Struct, frozen=True):
-    """A file that a cell opened for reading, pinned by the digest of its bytes."""
+    """A file that a cell opened for reading, pinned by the digest of its bytes (`sha256:…`).
+
+    In a record it may carry the content, which the cell is then served when it runs again; without
+    it the file must still have this digest, else the cell has diverged. A file that changed while
+    the cell ran is one read for each content.
+    """
 
     path: str
     digest: str
+    content: bytes | None = None
 
 
 class CallKey(NamedTuple):
@@ -95,12 +117,24 @@ class CallKey(NamedTuple):
     ordinal: int
 
 
+class OpenCall(Protocol):
+    """What a kernel can do about a call of a running cell until it is answered."""
+
+    def suspend(self) -> None:
+        """See `HostCall.suspend`."""
+        ...
+
+    async def contents(self) -> dict[str, bytes]:
+        """See `HostCall.contents`."""
+        ...
+
+
 class HostCall(msgspec.Struct, frozen=True):
     """One call of a host function from inside a cell.
 
     It is known by (function, digest, ordinal), never by its position: `ordinal` counts earlier
     calls of this eval with the same function and the same arguments, from 0. `files` are the
-    reads since the previous call, to be recorded with it.
+    reads since the last call that is not pure, to be recorded with this one.
     """
 
     function: str
@@ -111,11 +145,29 @@ class HostCall(msgspec.Struct, frozen=True):
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
     files: tuple[FileRead, ...] = ()
+    open: OpenCall | None = None
 
     @property
     def key(self) -> CallKey:
         """Return what identifies this call within its eval."""
         return CallKey(self.function, self.digest, self.ordinal)
+
+    def suspend(self) -> None:
+        """Say that this call waits for someone outside; `on_call` then stays pending.
+
+        It may still answer at any time. Once every open call of the cell is suspended the cell may
+        be given up, and `on_call` is cancelled where it waits.
+        """
+        if self.open is not None:
+            self.open.suspend()
+
+    async def contents(self) -> dict[str, bytes]:
+        """Return the content of every file that the cell has read so far, by digest.
+
+        Raise FileNotKept if one of them is too large to be kept: the cell could not be re-run
+        faithfully, so the call should be refused.
+        """
+        return {} if self.open is None else await self.open.contents()
 
 
 class HostAnswer(msgspec.Struct, frozen=True):
@@ -142,10 +194,11 @@ class HostAnswer(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class RecordedCall:
-    """A call of an interrupted eval as the log has it, in the order of the answers.
+    """A call of an interrupted eval as the log has it.
 
-    One without an answer was requested but never answered: when the cell makes it again it goes
-    to `on_call`, which knows from the log what may be done about it.
+    The order of a list of them is the order of the answers, as the log has it: that of sequence
+    numbers, never of clocks. One without an answer was requested but never answered: when the cell
+    makes it again it goes to `on_call`, which knows from the log what may be done about it.
     """
 
     function: str
@@ -225,8 +278,9 @@ class CellResult(msgspec.Struct, frozen=True):
     """Everything about one evaluated cell.
 
     `checkpoint` is None when the namespace is as it was at the cell's start; `namespace_kept`
-    says the same for the observation. `calls` lists the calls made, in the order they were made;
-    what they were made with reached `on_call` and is not kept.
+    says the same for the observation. `calls` lists the calls made, in the order they were made,
+    those of the record included where a re-run diverged; what they were made with reached
+    `on_call` and is not kept. `waiting` lists the open calls of a cell that was given up.
     """
 
     status: CellStatus
@@ -238,6 +292,7 @@ class CellResult(msgspec.Struct, frozen=True):
     limit: LimitName | None = None
     detail: str = ""
     calls: tuple[CallKey, ...] = ()
+    waiting: tuple[CallKey, ...] = ()
     files: tuple[FileRead, ...] = ()
     checkpoint: Checkpoint | None = None
     namespace_kept: bool = True
@@ -275,13 +330,18 @@ class KernelSession(Protocol):
         recorded: Sequence[RecordedCall] = (),
         recorded_files: Sequence[FileRead] = (),
         limits: KernelLimits | None = None,
+        give_up_seconds: float | None = 0.0,
     ) -> CellResult:
         """Run one cell from the last checkpoint and return what happened.
 
         `started_at_ns` pins the wall clock. With `recorded` calls this is a re-run of an
         interrupted cell: they are answered from the record, in recorded order; other calls reach
-        `on_call`. Raises KernelDied if the worker ended unasked; the namespace is then as before.
-        Cancelling stops the cell; the namespace is then as before, too.
+        `on_call`. `recorded_files` are reads that no recorded call carries.
+
+        A cell that only waits for someone outside is given up after `give_up_seconds`: at once,
+        by default, or never by itself (None), but always by `give_up`. Raises KernelDied if the
+        worker ended unasked, with the keys of the calls made in `details["calls"]`; the namespace
+        is then as before. Cancelling stops the cell; the namespace is then as before, too.
         """
         ...
 
@@ -303,6 +363,13 @@ class KernelSession(Protocol):
 
     async def interrupt(self) -> None:
         """Ask the running cell to stop with KeyboardInterrupt."""
+        ...
+
+    async def give_up(self) -> bool:
+        """End the running cell if all its open calls are suspended, and tell whether they were.
+
+        `evaluate` then returns with status `waiting`.
+        """
         ...
 
     async def park(self) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from holdfast.kernels import frames
 from holdfast.kernels import manifest as manifests
+from holdfast.kernels.call_record import CallRecord
 from holdfast.kernels.port import (
     CellError,
     CellResult,
@@ -71,8 +72,20 @@ def diverged(run: Run, detail: str) -> CellResult:
         stdout=_NOTHING,
         stderr=_NOTHING,
         detail=detail,
-        calls=tuple(run.record.calls),
+        calls=run.record.made,
         files=tuple(run.calls.files),
+        namespace_kept=False,
+    )
+
+
+def waiting(record: CallRecord) -> CellResult:
+    """Return the result of a cell that was given up, because it waits for someone outside."""
+    return CellResult(
+        status="waiting",
+        stdout=_NOTHING,
+        stderr=_NOTHING,
+        calls=record.made,
+        waiting=record.waiting,
         namespace_kept=False,
     )
 

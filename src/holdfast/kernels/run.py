@@ -3,7 +3,7 @@
 What the worker says meanwhile is believed only as far as it was checked: a call, a chunk, an
 answer or a value that is not what it says it is ends the worker, and so does whatever has no place
 in a run. A run that repeats an interrupted one also ends when it waits for calls that the cell
-made then and does not make now.
+made then and does not make now, and every run ends when it only waits for someone outside.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import asyncio
 from typing import Any
 
 from holdfast.core import values
-from holdfast.core.errors import Corruption, KernelDied, KernelProtocolError
+from holdfast.core.errors import Corruption, KernelDied, KernelError, KernelProtocolError
 from holdfast.kernels import frames
 from holdfast.kernels.call_record import CallRecord, Diverged
 from holdfast.kernels.calls import Calls
@@ -23,6 +23,15 @@ from holdfast.kernels.worker.wire import bounds
 from holdfast.kernels.workers import Worker
 
 STALL_SECONDS = 2.0
+# A cell that is given up too early is only run again, so this may be shorter.
+IDLE_SECONDS = 0.5
+POLL_SECONDS = 0.1
+_PROBE_SECONDS = 0.3
+_COMPUTING_NS = 5_000_000
+
+
+class GivenUp(KernelError):
+    """The cell only waits for someone outside; it is run again when there is an answer."""
 
 
 class _Problem:
@@ -36,7 +45,13 @@ class Run:
     """What one run of a cell does and has come to so far."""
 
     def __init__(
-        self, worker: Worker, record: CallRecord, watch: LimitWatch, calls: Calls, chunks: Chunks
+        self,
+        worker: Worker,
+        record: CallRecord,
+        watch: LimitWatch,
+        calls: Calls,
+        chunks: Chunks,
+        give_up_seconds: float | None = None,
     ) -> None:
         self.record = record
         self.watch = watch
@@ -45,11 +60,14 @@ class Run:
         self._worker = worker
         self._chunks = chunks
         self._ended = False
-        self._stall: asyncio.Task[None] | None = None
+        # Watches whether any thread of the cell can go on, while that decides something.
+        self._watching: asyncio.Task[None] | None = None
+        self._give_up_seconds = give_up_seconds
         # Whether the worker was asked how many threads sleep, and what it said last.
-        self._probed = False
-        self._sleeping = 0
+        self.probed = False
+        self.sleeping = 0
         record.on_failure = calls.on_failure = self._fail
+        record.on_suspend = self._watch_threads
 
     async def done(self, command: dict[str, Any]) -> frames.DoneFrame:
         """Have the worker run a cell, and return what it says at its end."""
@@ -58,7 +76,7 @@ class Run:
         # After it was asked: this is done while the worker wakes up.
         self.watch.start()
         if self.record.expecting:
-            self._stall = asyncio.ensure_future(self._watch_stall())
+            self._watch_threads()
         while True:
             frame = await self._worker.next_frame()
             match frame:
@@ -93,8 +111,9 @@ class Run:
         self._worker.handler = None
         self._worker.end_command()
         self.calls.close()
-        if self._stall is not None:
-            self._stall.cancel()
+        self.record.on_suspend = lambda: None
+        if self._watching is not None:
+            self._watching.cancel()
 
     def _handle(self, frame: frames.Frame) -> bool:
         """Do at once what need not wait for the task that evaluates: calls, above all."""
@@ -103,9 +122,12 @@ class Run:
                 case frames.CallFrame():
                     self.calls.take(frame)
                 case frames.ChunkFrame():
-                    self._chunks.receive(frame)
-                case frames.SleepingFrame() if self._probed:
-                    self._probed, self._sleeping = False, frame.threads
+                    if not self.calls.contents.receive(frame):
+                        self._chunks.receive(frame)
+                case frames.ContentsFrame():
+                    self.calls.contents.finish(frame)
+                case frames.SleepingFrame() if self.probed:
+                    self.probed, self.sleeping = False, frame.threads
                 case frames.FinalFrame() | frames.EndedFrame():
                     self.calls.over = True
                     return False
@@ -118,29 +140,75 @@ class Run:
     def _fail(self, error: BaseException) -> None:
         self._worker.push(_Problem(error))
 
-    async def _watch_stall(self) -> None:
-        """End a re-run in which every call waits for one that the cell does not make.
+    def give_up(self) -> bool:
+        """End this run if all open calls are suspended; tell whether they are."""
+        if not self.record.suspended or self.final is not None:
+            return False
+        self._worker.kill(GivenUp("the cell waits for someone outside"))
+        return True
 
-        A thread that computes or sleeps may still make it, but not for longer than a cell may take.
+    def _watch_threads(self) -> None:
+        if self._watching is None or self._watching.done():
+            self._watching = asyncio.ensure_future(self._until_idle())
+
+    async def _until_idle(self) -> None:
+        """End a run none of whose threads can go on.
+
+        A re-run in which every call waits for one that the cell does not make has diverged; a run
+        in which every call waits for someone outside is given up. A thread that computes or sleeps
+        may still make a call, but not for longer than a cell may take.
         """
-        loop, record, worker = asyncio.get_running_loop(), self.record, self._worker
-        before = worker.cpu_ns()
-        since = began = asked = loop.time()
-        while record.expecting:
-            await asyncio.sleep(STALL_SECONDS / 20)
-            spent, now = worker.cpu_ns(), loop.time()
-            if not record.stuck:
-                began = now
-            waits = (self._probed or self._sleeping) and now - began < self.watch.wall_seconds
-            if not record.stuck or waits or spent - before > 5_000_000:
-                before, since = spent, now
-            if record.stuck and not self._probed and now - asked > STALL_SECONDS / 4:
-                self._probed, asked = True, now
-                worker.probe()
-            stalled = record.open >= record.threads or now - since > STALL_SECONDS
-            if record.stuck and stalled and not self.calls.decoding and not record.skip():
-                text = "the cell waits for calls that it made when it first ran and not now"
-                self._fail(Diverged(text))
+        record = self.record
+        idle = _Idle(self._worker, self.watch.wall_seconds)
+        suspended_at: float | None = None
+        while record.expecting or record.suspended:
+            waits = record.stuck or record.suspended
+            idle.observe(waits, self)
+            everyone = record.open >= record.threads
+            seconds = STALL_SECONDS if record.stuck or record.unclaimed else IDLE_SECONDS
+            if waits and (everyone or idle.seconds > seconds) and not self.calls.decoding:
+                if not record.suspended or record.unclaimed:
+                    if not record.skip():
+                        text = "the cell waits for calls that it made when it first ran and not now"
+                        self._fail(Diverged(text))
+                        return
+                elif self._give_up_seconds is not None:
+                    now = idle.now
+                    suspended_at = now if suspended_at is None else suspended_at
+                    if now - suspended_at >= self._give_up_seconds and self.give_up():
+                        return
+            else:
+                suspended_at = None
+            await asyncio.sleep(POLL_SECONDS)
+
+
+class _Idle:
+    """For how long no thread of a cell has computed, nor was in a wait that ends by itself."""
+
+    def __init__(self, worker: Worker, wall_seconds: float) -> None:
+        self._worker = worker
+        self._wall_seconds = wall_seconds
+        self._loop = asyncio.get_running_loop()
+        self._cpu_ns = worker.cpu_ns()
+        self.now = self._since = self._began = self._probed_at = self._loop.time()
+
+    @property
+    def seconds(self) -> float:
+        """Return for how long."""
+        return self.now - self._since
+
+    def observe(self, waits: bool, run: Run) -> None:
+        """Look at the threads again; `waits` says whether every open call waits."""
+        spent, self.now = self._worker.cpu_ns(), self._loop.time()
+        if not waits:
+            self._began = self.now
+        sleeping = run.probed or run.sleeping
+        asleep = sleeping and self.now - self._began < self._wall_seconds
+        if not waits or asleep or spent - self._cpu_ns > _COMPUTING_NS:
+            self._cpu_ns, self._since = spent, self.now
+        if waits and not run.probed and self.now - self._probed_at > _PROBE_SECONDS:
+            run.probed, self._probed_at = True, self.now
+            self._worker.probe()
 
 
 async def _check(part: frames.EncodedPart) -> None:

@@ -16,11 +16,16 @@ from holdfast.kernels.workers import Worker
 Expected = TypeVar("Expected", bound=frames.Message)
 
 
-async def open_worker(worker: Worker, settings: KernelSettings, *, confined: bool) -> None:
-    """Have a worker confine itself and offer the session's functions."""
+async def open_worker(
+    worker: Worker, settings: KernelSettings, served: tuple[str, ...] = (), *, confined: bool
+) -> None:
+    """Have a worker confine itself and offer the session's functions.
+
+    It may read what is `served` to a re-run as well, without that being noted as a read.
+    """
     limits = settings.limits
     policy = {
-        "read_paths": settings.read_roots,
+        "read_paths": (*settings.read_roots, *served),
         "hidden_paths": settings.hidden,
         "memory_bytes": limits.memory_bytes,
         "threads": limits.processes,

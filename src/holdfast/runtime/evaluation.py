@@ -16,7 +16,7 @@ from typing import Any
 from msgspec import structs
 
 from holdfast.core.errors import KernelError
-from holdfast.core.facts import EvalAdded, Fact, LeafCalled, VarsCheckpointed
+from holdfast.core.facts import EvalAdded, EvalStatus, Fact, LeafCalled, VarsCheckpointed
 from holdfast.core.payloads import Slot, manifest, refs_in, slot, slot_of_bytes
 from holdfast.kernels.cells import extract
 from holdfast.kernels.observation import nudge, observe, observe_cell, observe_death
@@ -123,6 +123,7 @@ class Evaluation:
 
         started = time.monotonic()
         result: CellResult | None = None
+        status: EvalStatus = "died"
         try:
             result = await self.kernel.evaluate(
                 code,
@@ -131,6 +132,8 @@ class Evaluation:
                 recorded=recorded,
                 recorded_files=[item for call in recorded for item in call.files],
             )
+            assert result.status != "waiting", "no call of this runtime is suspended"
+            status = result.status
             output = observe_cell(result, index, total)
             if any(call.function.startswith(WORK) for call in result.calls):
                 # A worker reads what was there when it started: the next cell gets a new one.
@@ -144,7 +147,7 @@ class Evaluation:
             step=turn.step,
             index=index,
             code=slot(code, "code"),
-            status="died" if result is None else result.status,
+            status=status,
             value=_value_slot(result),
             output=slot(output, "output"),
             error=_error_slot(result),

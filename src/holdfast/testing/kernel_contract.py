@@ -6,6 +6,8 @@ Differences between engines are declared in `kernel.flags`, and the tests ask th
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ import pytest
 from holdfast.core import values
 from holdfast.core.errors import KernelProtocolError
 from holdfast.kernels.port import (
+    MAX_KEPT_FILE_BYTES,
     Encoded,
     HostAnswer,
     HostCall,
@@ -21,9 +24,17 @@ from holdfast.kernels.port import (
     KernelLimits,
     KernelSettings,
 )
-from holdfast.testing.kernel_driver import START_NS, KernelDriver
+from holdfast.testing.kernel_driver import START_NS, SUSPEND, KernelDriver
 
 LM = KernelSettings(functions=(HostFunction("lm"), HostFunction("look", pure=True)))
+ASK = KernelSettings(
+    functions=(
+        HostFunction("ask"),
+        HostFunction("look", pure=True),
+        HostFunction("write"),
+        HostFunction("lm"),
+    )
+)
 
 
 def _echo(text: Any) -> str:
@@ -279,3 +290,206 @@ class KernelContract:
         await driver.run("x = [1]")
         await driver.session.park()
         assert await driver.value("x + [2]") == [1, 2]
+
+    # Calls that wait for someone outside
+
+    async def test_a_cell_that_waits_for_an_answer_is_given_up_and_goes_on_with_it(
+        self, kernel: Kernel
+    ) -> None:
+        driver = await KernelDriver.open(kernel, ASK, ask=lambda question: SUSPEND)
+        await driver.run("before = 1")
+        code = "before = 2\nx = ask('how many?')\nx + before"
+        result = await driver.run(code)
+        assert result.status == "waiting"
+        assert [call.function for call in result.waiting] == ["ask"]
+        assert result.calls == result.waiting
+        assert result.checkpoint is None
+        driver.resolve(result.waiting[0], 40)
+        result = await driver.run(code, recorded=driver.record)
+        assert result.status == "ok"
+        assert await driver.value("(x, before)") == (40, 2)
+
+    async def test_the_namespace_of_a_given_up_cell_is_as_at_its_start(
+        self, kernel: Kernel
+    ) -> None:
+        driver = await KernelDriver.open(kernel, ASK, ask=lambda question: SUSPEND)
+        await driver.run("state = 'old'")
+        assert (await driver.run("state = 'new'\nask('?')")).status == "waiting"
+        assert await driver.value("state") == "old"
+
+    async def test_a_loop_of_questions_waits_for_each_and_keeps_their_answers(
+        self, kernel: Kernel
+    ) -> None:
+        driver = await KernelDriver.open(kernel, ASK, ask=lambda question: SUSPEND)
+        code = "got = []\nfor n in range(3):\n    got.append(ask(f'question {n}'))\ngot"
+        result = await driver.run(code)
+        for n in range(3):
+            assert result.status == "waiting"
+            assert len(result.calls) == n + 1
+            driver.resolve(result.waiting[0], n * 10)
+            result = await driver.run(code, recorded=driver.record)
+        assert result.status == "ok"
+        assert await driver.value("got") == [0, 10, 20]
+
+    async def test_an_answer_that_comes_in_time_is_taken_in_place(self, kernel: Kernel) -> None:
+        driver = await KernelDriver.open(kernel, ASK, ask=lambda question: SUSPEND)
+        running = asyncio.ensure_future(driver.run("x = ask('quick?')\nx", give_up_seconds=30))
+        await driver.asked.wait()
+        driver.resolve(next(iter(driver.suspended)), "yes")
+        result = await running
+        assert (result.status, result.waiting) == ("ok", ())
+        assert await driver.value("x") == "yes"
+
+    async def test_a_waiting_cell_is_given_up_when_the_caller_asks_for_it(
+        self, kernel: Kernel
+    ) -> None:
+        driver = await KernelDriver.open(kernel, ASK, ask=lambda question: SUSPEND)
+        assert not await driver.session.give_up()
+        running = asyncio.ensure_future(driver.run("x = ask('?')", give_up_seconds=None))
+        await driver.asked.wait()
+        assert await driver.session.give_up()
+        assert (await running).status == "waiting"
+
+    async def test_a_cell_is_not_given_up_while_the_host_is_still_busy_with_a_call(
+        self, kernel: Kernel
+    ) -> None:
+        asked, answer = asyncio.Event(), asyncio.Event()
+
+        async def slow(text: str) -> str:
+            asked.set()
+            await answer.wait()
+            return text
+
+        driver = await KernelDriver.open(kernel, ASK, lm=slow)
+        running = asyncio.ensure_future(driver.run("lm('a')"))
+        await asked.wait()
+        assert not await driver.session.give_up()
+        answer.set()
+        assert (await running).status == "ok"
+
+    async def test_two_threads_may_wait_and_be_answered_in_reverse_order(
+        self, kernel: Kernel
+    ) -> None:
+        if not kernel.flags.threads:
+            return
+        driver = await KernelDriver.open(kernel, ASK, ask=lambda question: SUSPEND)
+        code = (
+            "from concurrent.futures import ThreadPoolExecutor\n"
+            "with ThreadPoolExecutor(2) as pool:\n"
+            "    got = list(pool.map(ask, ['first', 'second']))\ngot"
+        )
+        result = await driver.run(code)
+        assert result.status == "waiting"
+        first, second = sorted(result.waiting, key=result.calls.index)
+        for key, value in ((second, "two"), (first, "one")):
+            driver.resolve(key, value)
+        assert [call.key for call in driver.record] == [second, first]
+        result = await driver.run(code, recorded=driver.record)
+        assert result.status == "ok", result.detail
+        assert sorted(await driver.value("got")) == ["one", "two"]
+
+    async def test_a_cell_runs_on_with_one_of_two_answers_and_waits_again(
+        self, kernel: Kernel
+    ) -> None:
+        if not kernel.flags.threads:
+            return
+        driver = await KernelDriver.open(kernel, ASK, ask=lambda question: SUSPEND)
+        code = (
+            "from concurrent.futures import ThreadPoolExecutor\n"
+            "with ThreadPoolExecutor(2) as pool:\n"
+            "    got = list(pool.map(ask, ['first', 'second']))\ngot"
+        )
+        result = await driver.run(code)
+        second = result.calls[-1]
+        driver.resolve(second, "two")
+        result = await driver.run(code, recorded=driver.record)
+        assert result.status == "waiting"
+        assert second not in result.waiting
+        assert len(result.waiting) == 1
+        driver.resolve(result.waiting[0], "one")
+        assert (await driver.run(code, recorded=driver.record)).status == "ok"
+
+    async def test_waiting_takes_no_time_from_the_limits(self, kernel: Kernel) -> None:
+        driver = await KernelDriver.open(kernel, ASK, ask=lambda question: SUSPEND)
+        limits = KernelLimits(wall_seconds=0.5, cpu_seconds=0.5)
+        running = asyncio.ensure_future(
+            driver.run("x = ask('?')\nx", limits=limits, give_up_seconds=None)
+        )
+        await driver.asked.wait()
+        await asyncio.sleep(1.0)  # longer than the cell may take
+        driver.resolve(next(iter(driver.suspended)), 1)
+        assert (await running).status == "ok"
+
+    # A re-run sees what it saw
+
+    async def test_a_pure_answer_of_the_record_is_served_although_it_would_be_another_now(
+        self, kernel: Kernel
+    ) -> None:
+        rows = ["a", "b"]
+        driver = await KernelDriver.open(
+            kernel, ASK, look=lambda: list(rows), ask=lambda question: SUSPEND
+        )
+        code = "rows = look()\nx = ask(f'{len(rows)} rows?')\n(rows, x)"
+        result = await driver.run(code)
+        assert [call.function for call in result.calls] == ["look", "ask"]
+        rows.append("c")
+        driver.resolve(result.waiting[0], "yes")
+        result = await driver.run(code, recorded=driver.record)
+        assert result.status == "ok", result.detail
+        assert await driver.value("(rows, x)") == (["a", "b"], "yes")
+
+    async def test_a_cell_that_rewrites_a_file_it_had_read_sees_what_it_saw(
+        self, kernel: Kernel, tmp_path: Path
+    ) -> None:
+        path = tmp_path / "notes.txt"
+        path.write_text("first")
+        settings = replace(ASK, read_roots=(str(tmp_path),))
+
+        def write(text: str) -> None:
+            path.write_text(text)
+
+        driver = await KernelDriver.open(
+            kernel, settings, write=write, ask=lambda question: SUSPEND
+        )
+        driver.keeps_files = True
+        code = (
+            f"def read():\n    with open({str(path)!r}) as file:\n        return file.read()\n"
+            "one = read()\nwrite(one + ' second')\ntwo = read()\nx = ask(two)\nthree = read()"
+        )
+        result = await driver.run(code)
+        assert result.status == "waiting"
+        path.write_text("by someone else")
+        driver.resolve(result.waiting[0], "go on")
+        result = await driver.run(code, recorded=driver.record)
+        assert result.status == "ok", result.detail
+        assert await driver.value("(one, two, x, three)") == (
+            "first",
+            "first second",
+            "go on",
+            "by someone else",
+        )
+        assert path.read_text() == "by someone else"
+
+    async def test_a_file_too_large_to_keep_is_a_typed_refusal_of_the_call(
+        self, kernel: Kernel, tmp_path: Path
+    ) -> None:
+        (tmp_path / "large.txt").write_bytes(b"x" * (MAX_KEPT_FILE_BYTES + 1))
+        settings = replace(ASK, read_roots=(str(tmp_path),))
+        driver = await KernelDriver.open(kernel, settings, ask=lambda question: SUSPEND)
+        driver.keeps_files = True
+        result = await driver.run(
+            f"with open({str(tmp_path / 'large.txt')!r}) as file:\n    text = file.read()\n"
+            "ask('go on?')"
+        )
+        assert result.status == "error"
+        assert result.error is not None
+        assert "large.txt" in result.error.message
+        assert "FileNotKept" in result.error.traceback
+
+    async def test_what_diverged_lists_the_calls_of_the_record(self, kernel: Kernel) -> None:
+        first = await KernelDriver.open(kernel, ASK, lm=_echo)
+        await first.run("lm('a')\nlm('b')")
+        second = await KernelDriver.open(kernel, ASK, lm=_echo)
+        result = await second.run("x = 1", recorded=first.recorded)
+        assert result.status == "diverged"
+        assert list(result.calls) == [call.key for call in first.recorded]

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from holdfast.core import values
+from holdfast.core.errors import FileNotKept
 from holdfast.kernels.port import (
+    CallKey,
     CellResult,
     Checkpoint,
     Encoded,
@@ -23,6 +26,8 @@ from holdfast.kernels.port import (
 
 START_NS = 1_700_000_000_000_000_000
 SECOND_NS = 1_000_000_000
+SUSPEND = object()
+"""What a function returns whose call waits for someone outside; see `KernelDriver.resolve`."""
 
 
 class KernelDriver:
@@ -37,6 +42,11 @@ class KernelDriver:
         self.chunks: dict[str, bytes] = {}
         self.manifest: dict[str, Any] | None = None
         self.recorded: list[RecordedCall] = []
+        # Of open calls that are suspended: what is known of them, and what answers them in place.
+        self.suspended: dict[CallKey, RecordedCall] = {}
+        self._answers: dict[CallKey, asyncio.Future[HostAnswer]] = {}
+        self.asked = asyncio.Event()
+        self.keeps_files = False
         self.stored_bytes = 0
         self._session: KernelSession | None = None
 
@@ -70,9 +80,12 @@ class KernelDriver:
         recorded: Sequence[RecordedCall] = (),
         recorded_files: Sequence[FileRead] = (),
         limits: KernelLimits | None = None,
+        give_up_seconds: float | None = 0.0,
     ) -> CellResult:
         """Evaluate a cell, record its calls and store its checkpoint."""
         self.recorded = [call for call in recorded if call.answer is not None]
+        self.suspended.clear()
+        self.asked.clear()
         result = await self.session.evaluate(
             code,
             started_at_ns=started_at_ns,
@@ -80,6 +93,7 @@ class KernelDriver:
             recorded=recorded,
             recorded_files=recorded_files,
             limits=limits,
+            give_up_seconds=give_up_seconds,
         )
         self.store(result.checkpoint)
         return result
@@ -105,18 +119,52 @@ class KernelDriver:
 
     async def answer(self, call: HostCall) -> HostAnswer:
         """Answer a call with the function of its name, and record it."""
-        at_ns = START_NS + (len(self.recorded) + 1) * SECOND_NS
+        files = call.files
         try:
+            if self.keeps_files and not call.pure:
+                kept = await call.contents()
+                files = tuple(FileRead(f.path, f.digest, kept.get(f.digest)) for f in call.files)
             value = self.answers[call.function](*call.args, **call.kwargs)
             if inspect.isawaitable(value):
                 value = await value
-            answer = HostAnswer.ok(Encoded(*values.encode(value)), at_ns)
+        except FileNotKept as error:
+            answer = HostAnswer.failed("FileNotKept", str(error), self._now_ns())
         except Exception as error:
-            answer = HostAnswer.failed(type(error).__name__, str(error), at_ns)
-        self.recorded.append(
-            RecordedCall(call.function, call.digest, call.ordinal, call.pure, answer, call.files)
-        )
+            answer = HostAnswer.failed(type(error).__name__, str(error), self._now_ns())
+        else:
+            if value is SUSPEND:
+                return await self._suspend(call, files)
+            answer = HostAnswer.ok(Encoded(*values.encode(value)), self._now_ns())
+        self._record(call.key, call.pure, answer, files)
         return answer
+
+    async def _suspend(self, call: HostCall, files: tuple[FileRead, ...]) -> HostAnswer:
+        self.suspended[call.key] = RecordedCall(*call.key, call.pure, None, files)
+        self._answers[call.key] = asyncio.get_running_loop().create_future()
+        call.suspend()
+        self.asked.set()
+        return await self._answers[call.key]
+
+    def resolve(self, key: CallKey, value: Any) -> None:
+        """Record the answer to a suspended call; a cell that still waits gets it in place."""
+        call = self.suspended.pop(key)
+        answer = HostAnswer.ok(Encoded(*values.encode(value)), self._now_ns())
+        self._record(key, call.pure, answer, call.files)
+        if not self._answers[key].done():
+            self._answers[key].set_result(answer)
+
+    def _record(
+        self, key: CallKey, pure: bool, answer: HostAnswer, files: tuple[FileRead, ...]
+    ) -> None:
+        self.recorded.append(RecordedCall(*key, pure, answer, files))
+
+    def _now_ns(self) -> int:
+        return START_NS + (len(self.recorded) + 1) * SECOND_NS
+
+    @property
+    def record(self) -> list[RecordedCall]:
+        """Return everything that a log would have of the calls of the last cell."""
+        return [*self.recorded, *self.suspended.values()]
 
     async def reopen(self, kernel: Kernel | None = None) -> KernelDriver:
         """Let go of the session and open another one from its last checkpoint."""

@@ -19,6 +19,7 @@ from holdfast.kernels.worker.checkpoint.makers import MAIN
 from holdfast.kernels.worker.checkpoint.namespace import Namespace
 from holdfast.kernels.worker.checkpoint.process_settings import ProcessSettings
 from holdfast.kernels.worker.checkpoint.reduction import Reduction
+from holdfast.kernels.worker.determinism.file_versions import FileVersions
 from holdfast.kernels.worker.determinism.pins import Pins
 from holdfast.kernels.worker.wire.bounds import excess
 from holdfast.kernels.worker.wire.channel import Channel, InterruptMask
@@ -218,6 +219,10 @@ class Worker:
         self.reduction.forget_sources(filename)
         self.pins.clock.now_ns = command["started_at_ns"]
         self.pins.files.reset()
+        served = command.get("served")
+        if served is not None:
+            versions = FileVersions(served["versions"], served["total"])
+            self.pins.files.serve(versions, (self.builtins,))
         self.final = None
         sys.stdout, sys.stderr = self.stdout, self.stderr
         for stream in (self.stdout, self.stderr):

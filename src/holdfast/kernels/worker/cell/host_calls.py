@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 COMMAND = 0
 PROBE = -2
-_ENDED = {"id": 0, "error": "CallError", "message": "the cell has ended", "at_ns": 0}
+CONTENTS = -3
+_ENDED = {"id": 0, "error": "CallError", "message": "the cell has ended", "at_ns": 0, "claimed": 0}
 _ARGUMENTS = b'{"args":%b,"kwargs":%b}'
 
 
@@ -122,6 +123,7 @@ class HostCalls:
         self.channel.send_call(number, path, arguments, reads)
         answer = self._wait(number, pending)
         self.pins.clock.advance_to(answer["at_ns"])
+        self.pins.files.claimed = max(self.pins.files.claimed, answer["claimed"])
         if answer["error"]:
             raise self.error(answer["error"], answer["message"])
         return values.decode(answer["encoding"], answer["data"])
@@ -154,10 +156,23 @@ class HostCalls:
             if message["id"] == PROBE and self._open:
                 sleeping = len(self.pins.waits.under_way)
                 self.channel.send({"kind": "sleeping", "threads": sleeping})
+            elif message["id"] == CONTENTS:
+                self._send_contents(message["digests"])
             with self._state:
                 found = self._pending.get(message["id"])
                 if found is not None:
                     found.give(message)
+
+    def _send_contents(self, digests: list[str]) -> None:
+        """Send the files that the cell has read, as far as they were kept."""
+        missing = []
+        for digest in digests:
+            content = self.pins.files.content(digest)
+            if content is None:
+                missing.append(digest)
+            else:
+                self.channel.send_chunk(digest, [content])
+        self.channel.send({"kind": "contents", "missing": missing})
 
     def error(self, name: str, message: str) -> Exception:
         """Return the exception that tells the cell of a host error."""

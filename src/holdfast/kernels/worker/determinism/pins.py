@@ -10,13 +10,13 @@ start would cost more than the interpreter itself.
 
 from __future__ import annotations
 
-import _thread
 import hashlib
 import marshal
 import os
 import sys
 import time
 
+from holdfast.kernels.worker.determinism.file_reads import FileReads
 from holdfast.kernels.worker.determinism.timed_waits import TimedWaits, replace_function
 
 TYPE_CHECKING = False
@@ -64,58 +64,6 @@ class RandomStream:
         return b"".join(parts)[:size]
 
 
-class Files:
-    """The files read by the running cell, each with the digest of its bytes at the first read."""
-
-    def __init__(self) -> None:
-        self._roots: tuple[str, ...] = ()
-        self.reads: list[tuple[str, str]] = []
-        self._seen: set[str] = set()
-        # Threads that are hashing: what they open is not the cell's.
-        self._hashing: set[int] = set()
-
-    def watch(self, roots: tuple[str, ...]) -> None:
-        """Pin what is opened below these roots from now on."""
-        # A hook is called for far more than that: without roots there is none.
-        if roots:
-            self._roots = roots
-            sys.addaudithook(self.audit)
-
-    def reset(self) -> None:
-        """Forget the reads of the cell before."""
-        self.reads = []
-        self._seen = set()
-
-    def audit(self, event: str, arguments: tuple[Any, ...]) -> None:
-        """Pin a file when it is opened (an audit hook: it also sees `os.open`)."""
-        if event != "open":
-            return
-        thread = _thread.get_ident()
-        if thread in self._hashing:
-            return
-        path = arguments[0]
-        if not isinstance(path, (str, bytes)):
-            return
-        self._hashing.add(thread)
-        try:
-            self._pin(os.path.realpath(os.fsdecode(path)))
-        finally:
-            self._hashing.discard(thread)
-
-    def _pin(self, path: str) -> None:
-        if path in self._seen or not path.startswith(self._roots):
-            return
-        try:
-            with open(path, "rb") as stream:
-                digest = hashlib.blake2b(digest_size=32)
-                while data := stream.read(1 << 20):
-                    digest.update(data)
-        except OSError:
-            return
-        self._seen.add(path)
-        self.reads.append((path, "blake2b:" + digest.hexdigest()))
-
-
 class Pins:
     """All pinned things of a session."""
 
@@ -123,7 +71,7 @@ class Pins:
         self.clock = Clock()
         self.waits = TimedWaits(self.clock)
         self.random_stream = RandomStream()
-        self.files = Files()
+        self.files = FileReads()
         # What the checkpoint keeps of `random`: nothing as long as the seed alone makes it.
         self._random_state = b""
         # How to ask it, and its state when it was last seeded or set.
