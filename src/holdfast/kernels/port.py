@@ -336,7 +336,8 @@ class KernelSession(Protocol):
 
         `started_at_ns` pins the wall clock. With `recorded` calls this is a re-run of an
         interrupted cell: they are answered from the record, in recorded order; other calls reach
-        `on_call`. `recorded_files` are reads that no recorded call carries.
+        `on_call`. `recorded_files` are reads that no recorded call carries: they hold until all
+        recorded calls were made again.
 
         A cell that only waits for someone outside is given up after `give_up_seconds`: at once,
         by default, or never by itself (None), but always by `give_up`. Raises KernelDied if the

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 
 from holdfast.core.errors import FileNotKept
 from holdfast.kernels.port import MAX_KEPT_BYTES, MAX_KEPT_FILE_BYTES, FileRead
+from holdfast.kernels.worker.determinism.file_versions import is_past
 
 
 class Diverged(Exception):
@@ -66,7 +67,7 @@ class RecordedFiles:
             before = self._before.get(file.path, ())
             if any(digest == file.digest for _, digest in before):
                 continue
-            if before and self.claimed < self._total:
+            if before and not is_past(self.claimed, self._total):
                 raise Diverged(f"the file {file.path!r} has changed since the cell first read it")
             self._add(file, index)
         self.recent.extend(files)

@@ -13,6 +13,14 @@ if TYPE_CHECKING:
     from typing import Any
 
 
+def is_past(claimed: int, total: int) -> bool:
+    """Tell whether a run that has made so many recorded calls again is past its record.
+
+    Without recorded calls the files are all that is known, so they hold throughout.
+    """
+    return 0 < total <= claimed
+
+
 class FileVersions:
     """The recorded versions of the paths that one run of a cell is served."""
 
@@ -32,7 +40,7 @@ class FileVersions:
         if versions is None:
             return None
         opened = self._opened.get(path)
-        if opened is not None and claimed >= self._total:
+        if opened is not None and is_past(claimed, self._total):
             return None
         before = [version[0] for version in versions if version[0] <= claimed]
         # A thread may open a file earlier than it did: then it sees the first version.
