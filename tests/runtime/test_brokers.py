@@ -12,7 +12,7 @@ import pytest
 import holdfast
 from holdfast.core.capability import Capability, profile
 from holdfast.core.errors import CapabilityDenied
-from holdfast.runtime.brokers import Broker, work_surface
+from holdfast.runtime.brokers import Broker, work_tools
 from holdfast.runtime.outbound import is_public
 
 from .conftest import Lab, cell, replies
@@ -42,7 +42,7 @@ async def test_other_profiles_have_no_such_module(lab: Lab, tmp_path) -> None:
     runtime = await lab.open(replies(cell(code)), work_area=str(tmp_path))
     session = await runtime.start()
     assert (await session.send("x")).value == "none"
-    assert work_surface(profile("default", str(tmp_path)), str(tmp_path)) == ()
+    assert work_tools(profile("default", str(tmp_path)), str(tmp_path)) == ()
 
 
 @pytest.mark.parametrize(

@@ -17,11 +17,11 @@ import holdfast
 from holdfast.core.errors import KernelDied, ModelError, StoreFailed
 from holdfast.core.messages import Text, assistant, user
 from holdfast.kernels.cpython import CpythonSession
-from holdfast.kernels.surfaces import Surface, SurfaceFunction
 from holdfast.models.asking import checked
 from holdfast.models.errors import KINDS, MalformedReply, ModelTimeout, ProviderError, RateLimited
 from holdfast.models.port import Attempt, ModelReply, ModelRequest, Usage
 from holdfast.models.scripted import ScriptedModel
+from holdfast.runtime.tools import Tool, Toolset
 from holdfast.stores.memory.store import MemorySessionStore
 from holdfast.stores.verify import verify
 
@@ -124,8 +124,8 @@ async def test_a_surface_that_has_no_text_for_a_request_does_not_fail_the_turn(
         told.append(request.messages[-1].text)
         return cell("FINAL(1)")
 
-    def transient(module: str, text: Callable[[], Any]) -> Surface:
-        return Surface(module, 1, module, (SurfaceFunction("page", print),), transient=text)
+    def transient(module: str, text: Callable[[], Any]) -> Toolset:
+        return Toolset(module, 1, (Tool("page", print),), transient=text)
 
     surfaces = (
         transient("broken", lambda: 1 // 0),
@@ -134,7 +134,7 @@ async def test_a_surface_that_has_no_text_for_a_request_does_not_fail_the_turn(
         transient("right", lambda: "it is noon"),
     )
     async with await holdfast.open(
-        lab.store, model=ScriptedModel(respond), agents=[holdfast.Agent(surfaces=surfaces)]
+        lab.store, model=ScriptedModel(respond), agents=[holdfast.Agent(toolsets=surfaces)]
     ) as runtime:
         result = await (await runtime.start()).send("x")
     assert isinstance(result, holdfast.Final)
@@ -221,7 +221,7 @@ async def test_a_reply_that_is_none_fails_the_step_at_its_ceiling(lab: Lab, what
         assert result.code == "malformed_reply"
         assert named in result.error
         state = await session.state()
-        assert (state.status, state.spend.usd) == ("idle", "0.25")
+        assert (state.status, state.spend.held_usd) == ("idle", "0.25")
         assert (await verify(lab.store, session.id)).ok
 
 
@@ -234,7 +234,7 @@ async def test_a_reply_that_is_none_fails_the_leaf_at_its_ceiling(lab: Lab, what
         result = await session.send("x")
         assert isinstance(result, holdfast.Final)
         assert named in result.value[0]["error"]
-        assert (await session.state()).spend.usd == "0.25"
+        assert (await session.state()).spend.held_usd == "0.25"
 
 
 class OddCode(ModelError):
@@ -431,6 +431,10 @@ async def test_a_read_that_fails_right_after_the_lease_was_taken_gives_it_back()
         store, model=ScriptedModel(lambda request: cell("FINAL(1)"))
     ) as runtime:
         session = await runtime.start()
+    async with await holdfast.open(
+        store, model=ScriptedModel(lambda request: cell("FINAL(1)"))
+    ) as runtime:
+        session = holdfast.Session(runtime, session.id)
         store.inner.acquire = acquire_then_fail
         with pytest.raises(StoreFailed):
             await session.send("x")

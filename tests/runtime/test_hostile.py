@@ -134,14 +134,14 @@ async def test_content_reaches_neither_the_system_text_nor_the_settings(
     )
     runtime = await lab.open(lambda request: attempt)
     session = await runtime.start(work_area=str(area))
-    _, before = await blueprint.load(lab.store, session.id)
+    before = await blueprint.load(lab.store, session.id)
     for _ in range(2):
         result = await session.send(INJECTION, inputs={"text": INJECTION})
         assert isinstance(result, holdfast.Final)
         assert result.value[0] == ["system: profile = trusted"]
         assert result.value[1] in ("PermissionError", "FileNotFoundError")
         assert "PATH" not in result.value[2]
-    _, after = await blueprint.load(lab.store, session.id)
+    after = await blueprint.load(lab.store, session.id)
     assert after == before
     assert {request.system for request in lab.requests} == {before.prompt}
     assert "Ignore all instructions" not in before.prompt
@@ -299,7 +299,7 @@ async def test_things_of_the_wrong_kind_are_refused_by_name(lab: Lab, tmp_path, 
     for attempt in attempts:
         with pytest.raises(InvalidInput):
             await attempt()
-    for made in (lambda: holdfast.Agent(surfaces=wrong), lambda: holdfast.Agent(settings=wrong)):
+    for made in (lambda: holdfast.Agent(toolsets=wrong), lambda: holdfast.Agent(settings=wrong)):
         with pytest.raises(InvalidInput):
             made()
     assert not list(tmp_path.iterdir())

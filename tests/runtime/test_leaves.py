@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 import holdfast
-from holdfast.kernels.surfaces import Surface, SurfaceFunction
 from holdfast.models.errors import RateLimited, ServerError
 from holdfast.models.scripted import ScriptedModel
-from holdfast.runtime import gate
-from holdfast.runtime.gate import LeafGate
+from holdfast.runtime import leaf_gate
+from holdfast.runtime.leaf_gate import LeafGate
+from holdfast.runtime.tools import Tool, Toolset
 
 from .conftest import Lab, cell, replies
 
@@ -65,7 +65,7 @@ async def test_map_lm_keeps_order_and_gives_sentinels(lab: Lab) -> None:
     assert second["failed"] is True
     assert second["index"] == 1
     assert "broken" in second["error"]
-    assert result.cost_usd is None  # what the broken call cost is unknown
+    assert result.unknown_calls == 1  # what the broken call cost is unknown
 
 
 async def test_an_over_wide_fan_out_is_an_error_that_names_the_limit(lab: Lab) -> None:
@@ -130,7 +130,7 @@ async def test_the_leaf_gate_counts_over_all_runtimes_and_threads(lab: Lab, tmp_
             running += 1
             most = max(most, running)
         while not met:
-            met = running + len(gate._FLIGHT._waiting) == 9
+            met = running + len(leaf_gate._FLIGHT._waiting) == 9
             await asyncio.sleep(0)
         with guard:
             running -= 1
@@ -244,14 +244,14 @@ async def test_calls_in_flight_when_the_cell_ends_leave_a_trace(lab: Lab) -> Non
             all_asked.set()
         await asyncio.Event().wait()
 
-    desk = Surface("desk.v1", 1, "desk", (SurfaceFunction("post", post),))
-    runtime = await lab.open(respond, agents=[holdfast.Agent(surfaces=(desk,))])
+    desk = Toolset("desk", 1, (Tool("post", post),))
+    runtime = await lab.open(respond, agents=[holdfast.Agent(toolsets=(desk,))])
     session = await runtime.start()
     result = await session.send("x")
     assert isinstance(result, holdfast.Final)
     leaves = await lab.facts(session.id, "leaf.called")
     assert sorted(leaf.status for leaf in leaves) == ["ok", "unknown", "unknown", "unknown"]
-    assert result.cost_usd is None
+    assert result.unknown_calls == 3
     (call,) = await runtime.calls(session.id)
     assert call.resolved.outcome == "unknown"
 

@@ -19,9 +19,9 @@ from holdfast.core.errors import (
 )
 from holdfast.core.messages import user
 from holdfast.core.payloads import slot
-from holdfast.kernels.surfaces import Surface, SurfaceFunction
 from holdfast.models.scripted import ScriptedModel
 from holdfast.runtime.driver import Work
+from holdfast.runtime.tools import Tool, Toolset
 from holdfast.stores.memory.store import MemorySessionStore
 from holdfast.stores.portable import export_sessions, import_sessions
 from holdfast.stores.verify import verify
@@ -126,7 +126,7 @@ async def test_a_lost_model_call_is_settled_as_unknown_and_made_again(lab: Lab) 
     assert [step.status for step in steps] == ["unknown", "replied", "replied"]
     assert [step.started.ordinal for step in steps] == [0, 0, 1]
     turn = (await runtime.turns(session_id))[0]
-    assert turn.put.cost_usd is None
+    assert turn.put.unknown_calls == 1
     assert turn.put.steps == 2
 
 
@@ -137,7 +137,7 @@ async def test_leaf_calls_that_a_crash_took_are_settled_as_unknown_and_made_agai
     runtime = await lab.open(replies(*WORK))
     result = await runtime.resume(session_id)
     assert isinstance(result, holdfast.Final)
-    assert (result.value, result.cost_usd) == (ANSWER, None)
+    assert (result.value, result.unknown_calls) == (ANSWER, 2)
     since = (await lab.types(session_id))[len(before) :]
     assert since[:3] == ["session.revived", "budget.settled", "budget.settled"]
     settled = await lab.facts(session_id, "budget.settled")
@@ -167,7 +167,7 @@ async def test_a_stop_settles_the_leaf_calls_that_a_crash_took(lab: Lab) -> None
     runtime = await lab.open(replies(*WORK))
     result = await runtime.stop(session_id)
     assert isinstance(result, holdfast.Stopped)
-    assert result.cost_usd is None
+    assert result.unknown_calls == 2
     assert len(await lab.facts(session_id, "budget.settled")) == 2
     state = await runtime.state(session_id)
     assert state.reserved == {}
@@ -496,8 +496,8 @@ async def test_a_queued_message_that_cannot_be_worked_is_refused_when_it_is_queu
 async def test_a_process_that_cannot_drive_uses_up_no_revival(lab: Lab) -> None:
     session_id = await cut_short(lab, 3)
     seq = (await lab.store.load_state(session_id)).seq
-    desk = Surface("desk.v1", 1, "desk", (SurfaceFunction("post", print),))
-    wrong = holdfast.Agent(surfaces=(desk,))
+    desk = Toolset("desk", 1, (Tool("post", print),))
+    wrong = holdfast.Agent(toolsets=(desk,))
     runtime = await lab.open(replies(*WORK), agents=[wrong])
     assert (await runtime.resume(session_id)).value == ANSWER  # more surfaces do no harm
     other = await cut_short(lab, 3)
@@ -506,7 +506,7 @@ async def test_a_process_that_cannot_drive_uses_up_no_revival(lab: Lab) -> None:
     async def refuse(*arguments, **options):
         raise NotRestorable("this engine cannot read the checkpoint")
 
-    broken._kernels.choose = refuse
+    broken.engine.kernels.choose = refuse
     for _ in range(3):
         with pytest.raises(NotRestorable):
             await broken.resume(other)

@@ -145,7 +145,7 @@ async def test_a_timed_out_model_call_settles_the_turn_as_timed_out(lab: Lab) ->
     session = await runtime.start()
     result = await session.send("x")
     assert isinstance(result, holdfast.TimedOut)
-    assert result.cost_usd is None  # nobody knows what the lost call cost
+    assert result.unknown_calls == 1  # nobody knows what the lost call cost
     assert (await runtime.state(session.id)).status == "idle"
     step = (await runtime.steps(session.id))[0]
     assert step.status == "failed"
@@ -261,9 +261,9 @@ async def test_a_stop_during_a_model_call_says_that_its_cost_is_unknown(lab: Lab
     await session.stop()
     result = await turn
     assert isinstance(result, holdfast.Stopped)
-    assert (result.cost_usd, result.usage["input_tokens"]) == (None, None)
+    assert (result.cost_usd, result.unknown_calls) == ("0", 1)
     (put,) = await lab.facts(session.id, "turn.put")
-    assert (put.cost_usd, put.usage["output_tokens"]) == (None, None)
+    assert (put.cost_usd, put.unknown_calls) == ("0", 1)
 
 
 @pytest.mark.parametrize(
@@ -379,5 +379,5 @@ async def test_the_prompt_is_stored_with_its_stamp_and_holds_the_card_of_the_ker
     stored = await runtime.value(session.id, started.settings)
     assert stored["prompt_stamp"] == prompt.stamp(text)
     assert prompt.stamp(text) != prompt.stamp(text + " ")
-    choice = await runtime._kernels.choose("auto", None)
+    choice = await runtime.engine.kernels.choose("auto", None)
     assert choice.card in text

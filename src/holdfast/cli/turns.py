@@ -18,6 +18,7 @@ from holdfast.cli.sessions import pair
 from holdfast.cli.wording import form_text
 from holdfast.core.errors import InvalidInput, StoreNotFound
 from holdfast.core.ids import friendly_name
+from holdfast.runtime import settle
 from holdfast.runtime.inputs import check_names
 from holdfast.runtime.results import (
     BudgetExceeded,
@@ -37,7 +38,6 @@ from holdfast.runtime.settings import (
     check_model,
     resolve,
 )
-from holdfast.runtime.settle import broken_off
 from holdfast.stores.choose import find_folder, store_url
 from holdfast.views.documents import result_document
 from holdfast.views.values import value_form
@@ -311,7 +311,7 @@ async def _interrupted(
 ) -> int:
     state = await runtime.state(session)
     if call.as_json:
-        spend = broken_off(state)
+        spend = settle.spend_if_broken_off(state)
         so_far = TurnResult(
             session=session,
             turn=state.turn.turn if state.turn else None,

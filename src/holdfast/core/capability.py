@@ -38,7 +38,6 @@ _COVERS: dict[str, Callable[[str, str], bool]] = {
     "shell_commands": _name_covers,
     "network_hosts": _host_covers,
     "tools": _name_covers,
-    "surfaces": _name_covers,
 }
 
 
@@ -46,7 +45,7 @@ _COVERS: dict[str, Callable[[str, str], bool]] = {
 class Capability:
     """Every gate of a session. The empty one reads, calls and reaches nothing.
 
-    `surfaces` holds functions as `module.function`. `processes` counts threads too. `confinement`
+    `tools` holds tools as `toolset.tool`. `processes` counts threads too. `confinement`
     is the weakest that the session accepts: "os" is the strictest.
     """
 
@@ -55,7 +54,6 @@ class Capability:
     shell_commands: tuple[str, ...] = ()
     network_hosts: tuple[str, ...] = ()
     tools: tuple[str, ...] = ()
-    surfaces: tuple[str, ...] = ()
     model_calls: bool = False
     memory_bytes: int = 1 << 30
     cpu_seconds: int = 60
@@ -130,6 +128,9 @@ class Capability:
         A gate left out is one that the writer did not know: it is taken as closed, or as the
         default ceiling.
         """
+        if "surfaces" in record:  # what the first format called the tools of code
+            record = {**record, "tools": record["surfaces"]}
+            del record["surfaces"]
         unknown = sorted(set(record) - GATES)
         if unknown:
             raise InvalidRecord(
@@ -148,18 +149,16 @@ class Capability:
 GATES = frozenset(gate.name for gate in fields(Capability))
 
 
-def profile(
-    name: Profile, work_area: str | None = None, surfaces: tuple[str, ...] = ()
-) -> Capability:
+def profile(name: Profile, work_area: str | None = None, tools: tuple[str, ...] = ()) -> Capability:
     """Return a profile by name; `work_area` is an absolute, resolved path.
 
-    A surface is denied until it is named here: `("github.search", "wiki.*")`. `locked_down` takes
-    neither a work area nor surfaces.
+    A tool is denied until it is named here: `("github.search", "wiki.*")`. `locked_down` takes
+    neither a work area nor tools.
     """
     if name == "locked_down":
         return Capability()
     roots = () if work_area is None else (work_area,)
-    reading = Capability(read_roots=roots, surfaces=surfaces, tools=("*",), model_calls=True)
+    reading = Capability(read_roots=roots, tools=tools, model_calls=True)
     if name == "default":
         return reading
     if name == "trusted":

@@ -508,6 +508,7 @@ class BudgetExceeded(Fact):
     limit: str
     used: str
     allowed: str
+    unknown_calls: int = 0  # calls without a ceiling, which no limit can bound
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

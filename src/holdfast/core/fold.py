@@ -228,6 +228,7 @@ def _step_put(state: State, fact: Any, event: Event) -> dict[str, Any]:
             steps=state.turn.steps - lost,
             driven_ms=state.turn.driven_ms + (fact.latency_ms or 0),
             cell_at=event.at,
+            cell_calls=state.calls_made,
         )
     return changes
 
@@ -250,6 +251,7 @@ def _eval_added(state: State, fact: Any, event: Event) -> dict[str, Any]:
             evals=state.turn.evals + 1,
             driven_ms=state.turn.driven_ms + (fact.elapsed_ms or 0),
             cell_at=event.at,
+            cell_calls=state.calls_made,
         )
     return changes
 
@@ -331,6 +333,7 @@ def _call_moved(state: State, fact: Any, event: Event) -> dict[str, Any]:
             call,
             stage="suspended",
             wait=fact.wait,
+            wait_seq=event.seq,
             waits_for=fact.kind,
             deadline=fact.deadline or call.deadline,
             assignee=fact.assignee,

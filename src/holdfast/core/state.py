@@ -158,6 +158,7 @@ class OpenTurn(msgspec.Struct, frozen=True, gc=False):
     evals: int = 0  # cells of the present step that are stored
     driven_ms: int = 0  # recorded time of model calls and cells
     cell_at: str = ""  # when the next cell of the present step starts, for its clock
+    cell_calls: int = 0  # how many calls the session had made when that cell started
     prose: int = 0  # replies in a row that held nothing to act on
     base: Spend = Spend()  # what the session had used when the turn began
 
@@ -192,6 +193,7 @@ class PendingCall(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, ren
     deadline: str | None = None
     child: str | None = None
     wait: int = 0  # how many waits it has begun
+    wait_seq: int = 0  # the event that began the present one
     waits_for: str | None = None  # the kind of the present wait
     policy: str = "tell"
     assignee: str | None = None
@@ -254,6 +256,11 @@ class State(msgspec.Struct, frozen=True, gc=False):
     def turn_spend(self) -> Spend:
         """Return what the open turn has used so far."""
         return Spend() if self.turn is None else self.total - self.turn.base
+
+    @property
+    def calls_made(self) -> int:
+        """Return how many calls and leaf calls the log has."""
+        return self.counters.get("call", 0) + self.counters.get("leaf", 0)
 
     def calls_of(self, turn: int | None) -> list[PendingCall]:
         """Return the open calls of a turn; None means all of the session's."""

@@ -8,29 +8,28 @@ from typing import Any
 
 from holdfast.core.errors import InvalidSettings, check_kind
 from holdfast.core.ids import check_id
-from holdfast.kernels.surfaces import Surface
 from holdfast.runtime import brokers
+from holdfast.runtime.tools import Toolset
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Agent:
-    """A name and version under which sessions are driven, with its surfaces and settings."""
+    """A name and version under which sessions are driven, with its tools and settings."""
 
     name: str = "default"
     version: str = "1"
-    surfaces: tuple[Surface, ...] = ()
+    toolsets: tuple[Toolset, ...] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         check_id(self.name, "agent name")
         check_kind(self.settings, Mapping, "set of settings")
-        check_kind(self.surfaces, Sequence, "list of surfaces")
-        for surface in self.surfaces:
-            check_kind(surface, Surface, "surface")
-            if surface.module == brokers.MODULE:
+        check_kind(self.toolsets, Sequence, "list of toolsets")
+        for toolset in self.toolsets:
+            check_kind(toolset, Toolset, "toolset")
+            if toolset.name == brokers.MODULE:
                 raise InvalidSettings(
-                    f"surface {surface.id!r}: module {surface.module!r} is the one of the brokers; "
-                    "choose another name"
+                    f"toolset {toolset.name!r} has the name of the brokers; choose another name"
                 )
 
 

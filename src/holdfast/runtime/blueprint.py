@@ -1,7 +1,7 @@
 """The blueprint: what a session is driven with, as stored in its first event.
 
 Model names, limits, capability, the prompt's text by payload and hash, and the stamps of agent and
-surfaces: revival reads this, never today's defaults. Functions and keys are never part of it; a
+tools: revival reads this, never today's defaults. Functions and keys are never part of it; a
 driver that lacks what the stamps name refuses instead of guessing.
 """
 
@@ -16,12 +16,12 @@ from holdfast.core.capability import Capability, profile
 from holdfast.core.errors import AgentMissing, InvalidSettings
 from holdfast.core.facts import SessionStarted
 from holdfast.core.payloads import Slot, from_record, manifest, slot, to_record
-from holdfast.kernels import surfaces as surface_module
-from holdfast.kernels.surfaces import Surface
 from holdfast.runtime import prompt
+from holdfast.runtime import tools as tool_module
 from holdfast.runtime.agent import Agent
-from holdfast.runtime.brokers import work_surface
+from holdfast.runtime.brokers import work_tools
 from holdfast.runtime.settings import Settings
+from holdfast.runtime.tools import Toolset
 from holdfast.stores.choose import STORE_FOLDER
 from holdfast.stores.port import SessionStore
 from holdfast.views.values import hydrate
@@ -41,12 +41,12 @@ class Blueprint:
         """Return the manifest that stores this, and what it refers to."""
         text = slot(self.prompt, "settings")
         record = {
-            "v": 1,
+            "v": 2,
             "settings": self.settings.to_record(),
             "capability": self.capability.to_record(),
             "prompt": to_record(text),
             "prompt_stamp": prompt.stamp(self.prompt),
-            "surfaces": list(self.stamps),
+            "toolsets": list(self.stamps),
             "seed": self.seed,
         }
         return manifest(record, "settings"), [text]
@@ -77,14 +77,14 @@ def draft(
         )
     area = str(Path(settings.work_area or ".").resolve())
     settings = replace(settings, work_area=area)
-    allowed = tuple(f"{item.module}.{f.name}" for item in agent.surfaces for f in item.functions)
+    allowed = tuple(tool_module.path(item, one) for item in agent.toolsets for one in item.tools)
     gates = capability or profile(settings.profile, area, allowed)  # type: ignore[arg-type]
     admitted = offered(agent, gates, area, store)
     text = prompt.compose(
         kernel_card=kernel_card,
         model_calls=gates.model_calls,
         max_fanout=settings.max_fanout,
-        surface_card=surface_module.card(admitted),
+        tool_card=tool_module.card(admitted),
         instructions=settings.instructions,
     )
     return Blueprint(
@@ -96,8 +96,8 @@ def draft(
     )
 
 
-async def load(store: SessionStore, session_id: str) -> tuple[SessionStarted, Blueprint]:
-    """Return a session's first fact and its blueprint."""
+async def load(store: SessionStore, session_id: str) -> Blueprint:
+    """Return the blueprint of a session, as its first event has it."""
     first = (await store.read_events(session_id, limit=1))[0].fact()
     assert isinstance(first, SessionStarted)
     if first.settings is None:
@@ -106,37 +106,51 @@ async def load(store: SessionStore, session_id: str) -> tuple[SessionStarted, Bl
         )
     record: Any = (await hydrate(store, session_id, first.settings)).value()
     text: Any = (await hydrate(store, session_id, from_record(record["prompt"]))).value()
-    return first, Blueprint(
+    return Blueprint(
         settings=Settings.from_record(record["settings"]),
         capability=Capability.from_record(record["capability"]),
         prompt=text,
-        stamps=tuple(record["surfaces"]),
+        stamps=tuple(_stamps(record)),
         seed=record["seed"],
     )
 
 
+def _stamps(record: Any) -> list[dict[str, Any]]:
+    if record["v"] == 1:  # which called them surfaces, with an id beside the module's name
+        return [
+            {
+                "name": stamp["module"],
+                "version": stamp["version"],
+                "tools": stamp["functions"],
+                "card": stamp["card"],
+            }
+            for stamp in record["surfaces"]
+        ]
+    return list(record["toolsets"])
+
+
 def offered(
     agent: Agent, capability: Capability, work_area: str, store: SessionStore
-) -> tuple[Surface, ...]:
-    """Return what code may call: the agent's surfaces and the brokers of open gates."""
+) -> tuple[Toolset, ...]:
+    """Return what code may call: the agent's toolsets and the brokers of open gates."""
     return (
-        *surface_module.admit(agent.surfaces, capability),
-        *work_surface(capability, work_area, hidden_paths(store, work_area)),
+        *tool_module.admit(agent.toolsets, capability),
+        *work_tools(capability, work_area, hidden_paths(store, work_area)),
     )
 
 
-def match_surfaces(
+def match_tools(
     store: SessionStore, session_id: str, blueprint: Blueprint, agent: Agent
-) -> tuple[Surface, ...]:
-    """Return the agent's surfaces that a session was started with; refuse where they differ."""
+) -> tuple[Toolset, ...]:
+    """Return the agent's toolsets that a session was started with; refuse where they differ."""
     admitted = offered(agent, blueprint.capability, blueprint.settings.work_area, store)
-    have = {item.id: item.stamp() for item in admitted}
+    have = {item.name: item.stamp() for item in admitted}
     for stamp in blueprint.stamps:
-        if have.get(stamp["id"]) != stamp:
+        if have.get(stamp["name"]) != stamp:
             raise AgentMissing(
-                f"session {session_id!r} was started with surface {stamp['id']!r} version "
+                f"session {session_id!r} was started with toolset {stamp['name']!r} version "
                 f"{stamp['version']}, which agent {agent.name!r} does not offer in this form here; "
                 "register it, or fork the session"
             )
-    wanted = {stamp["id"] for stamp in blueprint.stamps}
-    return tuple(item for item in admitted if item.id in wanted)
+    wanted = {stamp["name"] for stamp in blueprint.stamps}
+    return tuple(item for item in admitted if item.name in wanted)

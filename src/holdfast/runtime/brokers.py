@@ -18,44 +18,42 @@ from typing import Any
 
 from holdfast.core.capability import Capability
 from holdfast.core.errors import CapabilityDenied
-from holdfast.kernels.surfaces import Surface, SurfaceFunction
 from holdfast.runtime.outbound import OutboundRequests
 from holdfast.runtime.shelter import carried_through
+from holdfast.runtime.tools import Tool, Toolset
 
 MODULE = "work"
 SHELL_SECONDS = 300
 OUTPUT_BYTES = 1 << 20
 
 
-def work_surface(
+def work_tools(
     capability: Capability, work_area: str, hidden: tuple[str, ...] = ()
-) -> tuple[Surface, ...]:
-    """Return the surface of the gates that are open; none if all are closed."""
+) -> tuple[Toolset, ...]:
+    """Return the toolset of the gates that are open; none if all are closed."""
     broker = Broker(capability, Path(work_area), hidden)
-    functions: list[SurfaceFunction] = []
+    functions: list[Tool] = []
     if capability.write_roots:
         functions += [
-            SurfaceFunction(
+            Tool(
                 "write_text",
                 broker.write_text,
                 "(path: str, text: str) -> int",
                 "Write a text file, replacing it; return its size in bytes.",
                 "idempotent",
             ),
-            SurfaceFunction(
+            Tool(
                 "write_bytes",
                 broker.write_bytes,
                 "(path: str, data: bytes) -> int",
                 "Write a file, replacing it; return its size in bytes.",
                 "idempotent",
             ),
-            SurfaceFunction(
-                "remove", broker.remove, "(path: str) -> None", "Remove a file.", "once"
-            ),
+            Tool("remove", broker.remove, "(path: str) -> None", "Remove a file.", "once"),
         ]
     if capability.shell_commands:
         functions.append(
-            SurfaceFunction(
+            Tool(
                 "run",
                 broker.run,
                 "(command: list[str], timeout: int = 60) -> dict",
@@ -65,14 +63,14 @@ def work_surface(
         )
     if capability.network_hosts:
         functions += [
-            SurfaceFunction(
+            Tool(
                 "fetch",
                 broker.fetch,
                 "(url: str, headers: dict | None = None) -> dict",
                 "GET a URL; return status, headers and body as bytes.",
                 "idempotent",
             ),
-            SurfaceFunction(
+            Tool(
                 "send",
                 broker.send,
                 "(url: str, body: bytes, method='POST', headers: dict | None = None) -> dict",
@@ -83,7 +81,7 @@ def work_surface(
     if not functions:
         return ()
     prompt = "Files, programs and the network, as far as this session may use them."
-    return (Surface("holdfast.work", 1, MODULE, tuple(functions), prompt),)
+    return (Toolset(MODULE, 1, tuple(functions), prompt),)
 
 
 class Broker:

@@ -68,7 +68,12 @@ async def fork_session(
         kind="fork",
         cache_id=cache_id,
         parent=None,
-        origin={"session": source, "head": head.id, "digest": head.digest},
+        origin={
+            "session": source,
+            "seq": head.range[1],
+            "digest": head.digest,
+            "head": head.id,
+        },
         transcript=transcript,
         vars=None if head.vars is None else head.vars.bare(),
         settings=None if first.settings is None else await hydrate(store, source, first.settings),

@@ -12,7 +12,7 @@ from typing import Any
 
 from holdfast.core.errors import InvalidInput
 from holdfast.core.payloads import Slot, slot
-from holdfast.kernels.surfaces import RESERVED_NAMES
+from holdfast.runtime.tools import RESERVED_NAMES
 
 PREVIEW_CHARACTERS = 160
 

@@ -9,18 +9,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
-from holdfast.core.errors import NotRestorable, OutcomeUnknown, PayloadNotFound, PositionConflict
+from holdfast.core.errors import NotRestorable, OutcomeUnknown, PayloadNotFound
 from holdfast.core.events import Event
-from holdfast.core.facts import Fact
+from holdfast.core.facts import CallResolved, Fact
 from holdfast.core.forms import forms
 from holdfast.core.heads import EdgeDraft, HeadDraft
 from holdfast.core.payloads import Slot, digest_form, manifest_slots
 from holdfast.core.state import State
 from holdfast.runtime.shelter import carried_through
-from holdfast.stores.port import Appended, Lease, SessionStore
+from holdfast.stores.port import Appended, InboxDraft, Lease, SessionStore
 from holdfast.views.values import hydrate
 
 logger = logging.getLogger("holdfast.runtime")
@@ -31,18 +30,16 @@ Build = Callable[[State], Sequence[Fact]]
 class Journal:
     """The one writer of a session, for as long as its lease holds."""
 
-    def __init__(
-        self, store: SessionStore, lease: Lease, state: State, gate: asyncio.Semaphore
-    ) -> None:
+    def __init__(self, store: SessionStore, lease: Lease, state: State) -> None:
         self.store = store
         self.lease = lease
         self.state = state
-        self._gate = gate
         self.waiting: int | None = None
         """Inbox items that waited when a batch gave the lease back; None while it is held."""
-        self._under_way = 0
         self._unknown = False  # whether `state` may be behind the log
         self._lock = asyncio.Lock()
+        self._moved = asyncio.Event()
+        self._outcomes: dict[str, asyncio.Future[Event]] = {}
 
     @property
     def session(self) -> str:
@@ -57,87 +54,70 @@ class Journal:
         edges: Sequence[EdgeDraft] = (),
         consumes: Sequence[str] = (),
         payloads: Sequence[Slot] = (),
+        posts: Sequence[tuple[str, InboxDraft]] = (),
         release: bool = False,
-        gated: bool = False,
     ) -> Appended:
         """Append the facts that `build` makes of the present state, as one batch.
 
         A cancelled caller leaves only once the batch is settled and folded, so that the state
-        here always equals what a reopen would show. `release` gives the lease back with the batch;
-        `gated` lets only so many such batches of a runtime pass at once.
+        here always equals what a reopen would show. What `build` raises is raised here, and nothing
+        is written. `posts` are inbox items for other sessions, in the same transaction where the
+        store can. `release` gives the lease back with the batch.
         """
-        work = self._append(build, head, edges, consumes, payloads, release)
-        waits = self._under_way > 0 or (gated and self._gate.locked())
-        self._under_way += 1
-        try:
-            if gated:
-                work = self._in_turn(work)
-            # Only the outcome of a release says what waits in the inbox.
-            return await (carried_through(work) if waits or release else work)
-        finally:
-            self._under_way -= 1
 
-    async def _in_turn(self, work: Coroutine[Any, Any, Appended]) -> Appended:
-        async with self._gate:
-            return await work
+        async def work() -> Appended:
+            async with self._lock:
+                if self._unknown:
+                    self.state = await self.store.load_state(self.session)
+                    self._unknown = False
+                facts = build(self.state)
 
-    async def _append(
-        self,
-        build: Build,
-        head: HeadDraft | None,
-        edges: Sequence[EdgeDraft],
-        consumes: Sequence[str],
-        payloads: Sequence[Slot],
-        release: bool,
-    ) -> Appended:
-        async with self._lock:
-            if self._unknown:
-                self.state = await self.store.load_state(self.session)
-                self._unknown = False
-            facts = build(self.state)
+                async def write() -> Appended:
+                    return await self.store.append(
+                        self.lease,
+                        self.state.seq,
+                        facts,
+                        head=head,
+                        edges=edges,
+                        consumes=consumes,
+                        payloads=payloads,
+                        release=release,
+                    )
 
-            async def write() -> Appended:
-                return await self.store.append(
-                    self.lease,
-                    self.state.seq,
-                    facts,
-                    head=head,
-                    edges=edges,
-                    consumes=consumes,
-                    payloads=payloads,
-                    release=release,
-                )
-
-            async def settle() -> Appended:
                 try:
                     done = await write()
                 except OutcomeUnknown:
+                    self._unknown = True
                     done = await self._find(facts) or await write()
-                self.state, self.waiting = done.state, done.inbox
+                    self._unknown = False
+                except BaseException:
+                    self._unknown = True
+                    raise
+                self._take(done)
                 return done
 
-            try:
-                return await settle()
-            except asyncio.CancelledError:
-                await carried_through(self._make_good(settle, facts))
-                raise
+        return await carried_through(work())
 
-    async def _make_good(
-        self, settle: Callable[[], Awaitable[Appended]], facts: Sequence[Fact]
-    ) -> None:
-        """Write a batch whose writer was cancelled, where it is not there yet."""
-        try:
-            try:
-                await settle()
-            except PositionConflict:
-                done = await self._find(facts)
-                assert done is not None
-                self.state = done.state
-        except Exception:
-            # The caller is told of his cancellation, not of this; the next one reads the log first.
-            self._unknown = True
-            text = "whether a batch of session %s was written is not known"
-            logger.warning(text, self.session, exc_info=True)
+    def _take(self, done: Appended) -> None:
+        self.state, self.waiting = done.state, done.inbox
+        for event in done.events:
+            if event.type == CallResolved.TYPE:
+                waiter = self._outcomes.pop(event.data["call_id"], None)
+                if waiter is not None and not waiter.done():
+                    waiter.set_result(event)
+        self._moved.set()
+        self._moved = asyncio.Event()
+
+    @property
+    def moved(self) -> asyncio.Event:
+        """Return an event that is set once another batch is in the log."""
+        return self._moved
+
+    def outcome(self, call_id: str) -> asyncio.Future[Event]:
+        """Return a future of the event that resolves an open call, whoever appends it here."""
+        if call_id not in self._outcomes:
+            self._outcomes[call_id] = asyncio.get_running_loop().create_future()
+        return self._outcomes[call_id]
 
     async def _find(self, facts: Sequence[Fact]) -> Appended | None:
         """Return the batch whose fate was unknown if the log has it."""

@@ -27,7 +27,7 @@ def compose(
     kernel_card: str,
     model_calls: bool,
     max_fanout: int,
-    surface_card: str,
+    tool_card: str,
     instructions: str,
 ) -> str:
     """Return the system text of a new session."""
@@ -36,7 +36,7 @@ def compose(
         ("", base),
         ("", kernel_card),
         ("", LEAF_CARD % max_fanout if model_calls else ""),
-        ("Host functions\n", surface_card),
+        ("Host functions\n", tool_card),
         ("Instructions of the caller\n", instructions),
     )
     return "\n\n".join(title + text.strip() for title, text in overlays if text.strip()) + "\n"

@@ -1,4 +1,4 @@
-"""What a turn came to: one type per way in which it can end, or wait.
+"""What a turn came to: one type per way in which it can end, or wait, and how the log says it.
 
 | result           | turn status      | exit code |
 |------------------|------------------|-----------|
@@ -9,6 +9,9 @@
 | `TimedOut`       | timed_out        | 5         |
 | `Stopped`        | stopped          | 6         |
 | `Queued`         | not begun        | 0         |
+
+Every result is made here from facts of the log, so that whoever asks again, after a kill or under
+the same key, is told the same.
 """
 
 from __future__ import annotations
@@ -16,7 +19,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from holdfast.core import facts
+from holdfast.core.errors import InboxConsumed
 from holdfast.core.facts import Usage
+from holdfast.core.state import Spend, State
+from holdfast.runtime.budget import Excess
+from holdfast.stores.port import SessionStore
+from holdfast.views.values import hydrate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,3 +118,170 @@ class Queued(TurnResult):
     STATUS: ClassVar[str] = "queued"
     EXIT_CODE: ClassVar[int] = 0
     key: str = ""
+
+
+KINDS: dict[str, type[TurnResult]] = {
+    kind.STATUS: kind for kind in (Final, Failed, TimedOut, BudgetExceeded, Stopped)
+}
+
+
+async def of(
+    store: SessionStore,
+    session_id: str,
+    put: facts.TurnPut | None,
+    *,
+    limit: facts.BudgetExceeded | None = None,
+    head: str | None = None,
+) -> TurnResult:
+    """Return the result that the log tells of a turn: its end, and the limit that ended it.
+
+    Without an end it is a message that a limit refused before its turn began.
+    """
+    about: dict[str, Any] = {"session": session_id, "head": head}
+    if limit is not None:
+        about |= {"limit": limit.limit, "used": limit.used, "allowed": limit.allowed}
+        about["error"] = Excess(
+            limit.limit, limit.used, limit.allowed, limit.unknown_calls
+        ).message
+    if put is None:
+        return BudgetExceeded(**about)
+    kind = KINDS[put.status]
+    if kind is Final and put.final is not None:
+        about["value"] = (await hydrate(store, session_id, put.final)).value()
+    elif put.error is not None and kind in (Failed, TimedOut):
+        error: Any = (await hydrate(store, session_id, put.error)).value()
+        about["error"] = error["message"]
+        if kind is Failed:
+            about["code"] = error["code"]
+    return kind(
+        turn=put.turn,
+        steps=put.steps,
+        usage=put.usage or {},
+        cost_usd=put.cost_usd,
+        held_usd=put.held_usd,
+        unknown_calls=put.unknown_calls,
+        **about,
+    )
+
+
+async def of_turn(store: SessionStore, session_id: str, turn: int) -> TurnResult | None:
+    """Return the result of a turn; None while it has none."""
+    return await _read(store, session_id, _Found(turn=turn))
+
+
+async def of_key(store: SessionStore, session_id: str, key: str) -> TurnResult:
+    """Return the result of a message that was taken up; InboxConsumed while it has none."""
+    found = _Found(key=key)
+    result = await _read(store, session_id, found)
+    if result is None:
+        raise InboxConsumed(
+            f"the message with key {key!r} was taken up already, as turn {found.turn} of "
+            f"{session_id!r}, which has not ended: wait for it, or resume the session"
+        )
+    return result
+
+
+READ = [
+    kind.TYPE
+    for kind in (
+        facts.InputAdmitted,
+        facts.TurnStarted,
+        facts.TurnReopened,
+        facts.BudgetExceeded,
+        facts.TurnPut,
+        facts.HeadPublished,
+    )
+]
+
+
+@dataclass(slots=True)
+class _Found:
+    """What the log says of one turn, or of the message with a key, fact by fact."""
+
+    key: str | None = None
+    turn: int | None = None
+    admitted: bool = False
+    open: bool = False
+    put: facts.TurnPut | None = None
+    limit: facts.BudgetExceeded | None = None
+    head: str | None = None
+
+    def see(self, fact: facts.Fact) -> None:
+        match fact:
+            case facts.InputAdmitted(key=key) if key == self.key:
+                self.admitted = True
+            case facts.TurnStarted(turn=turn) if self._begins(turn):
+                self.turn, self.open = turn, True
+            case facts.TurnReopened(turn=turn) if turn == self.turn:
+                self.put, self.limit, self.open = None, None, True
+            case facts.BudgetExceeded() if self.put is None and (self.open or self._refused()):
+                self.limit = fact
+            case facts.TurnPut(turn=turn) if turn == self.turn and fact.status in KINDS:
+                self.put, self.open = fact, False
+            case facts.HeadPublished() if self.put is None or fact.turn == self.turn:
+                self.head = fact.id
+
+    def _begins(self, turn: int) -> bool:
+        if self.key is None:
+            return turn == self.turn
+        return self.admitted and self.turn is None and self.limit is None
+
+    def _refused(self) -> bool:
+        """Tell whether a limit that is told now is that of a message without a turn."""
+        return self.admitted and self.turn is None and self.limit is None
+
+
+async def _read(store: SessionStore, session_id: str, found: _Found) -> TurnResult | None:
+    after = 0
+    while page := await store.read_events(session_id, after=after, types=READ):
+        for event in page:
+            if event.known:
+                found.see(event.fact())
+        after = page[-1].seq
+    if found.put is None and (found.limit is None or found.turn is not None):
+        return None
+    return await of(store, session_id, found.put, limit=found.limit, head=found.head)
+
+
+def ended(state: State) -> TurnResult | None:
+    """Return the result of a session that takes no more turns; None if it does."""
+    if state.status == "stopped":
+        return Stopped(session=state.session, head=state.head)
+    if state.status == "failed":
+        return Failed(
+            session=state.session,
+            head=state.head,
+            error="the session has failed; fork it from a head to go on",
+            code="session_failed",
+        )
+    return None
+
+
+def suspended(state: State) -> Suspended:
+    """Return the result of a turn that waits for someone."""
+    return Suspended(calls=tuple(state.calls), **so_far(state, state.turn_spend()))
+
+
+def revival_limit(state: State, spend: Spend) -> Failed:
+    """Return the result of a turn that was revived too often without a new outcome."""
+    turn = state.turn.turn if state.turn else None
+    return Failed(
+        error=f"turn {turn} was revived {state.revivals} times without a new outcome; look at its "
+        "last step, then resume with force, or stop the session",
+        code="revival_limit",
+        **so_far(state, spend),
+    )
+
+
+def so_far(state: State, spend: Spend) -> dict[str, Any]:
+    """Return what any result says of a turn that has not ended."""
+    return {
+        "session": state.session,
+        "turn": state.turn.turn if state.turn else None,
+        "steps": state.turn.steps if state.turn else 0,
+        "usage": {"input_tokens": spend.input_tokens, "output_tokens": spend.output_tokens},
+        "cost_usd": spend.usd,
+        "held_usd": spend.held_usd if spend.unknown_usd else None,
+        "unknown_calls": spend.unknown_usd,
+        "head": state.head,
+    }

@@ -8,11 +8,8 @@ never as a side effect of reading.
 from __future__ import annotations
 
 import asyncio
-import logging
 import secrets
-from collections import OrderedDict
-from collections.abc import AsyncIterator, Iterable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -20,13 +17,10 @@ from typing import Any
 from holdfast.core import values
 from holdfast.core.capability import Capability
 from holdfast.core.errors import (
-    AgentMissing,
     InvalidInput,
     InvalidSettings,
     LeaseHeld,
-    Refused,
     SessionBusy,
-    StoreFailed,
     check_kind,
 )
 from holdfast.core.facts import SessionStarted
@@ -34,18 +28,17 @@ from holdfast.core.ids import check_id, check_key, new_session_id
 from holdfast.core.messages import Message, user
 from holdfast.core.state import State
 from holdfast.kernels.choose import Kernels
-from holdfast.models.choose import model_from_name
 from holdfast.models.port import Model
 from holdfast.runtime import blueprint as blueprints
+from holdfast.runtime import results
 from holdfast.runtime.agent import Agent, by_name
-from holdfast.runtime.driver import Driver, Warm, Work
+from holdfast.runtime.claims import Claims
+from holdfast.runtime.driver import Warm, Work
+from holdfast.runtime.engine import Engine
 from holdfast.runtime.forks import fork_session
-from holdfast.runtime.gate import LeafGate
-from holdfast.runtime.repeats import result_of
 from holdfast.runtime.results import Queued, Stopped, TurnResult
 from holdfast.runtime.settings import Resolved, check_model, resolve
-from holdfast.runtime.shelter import carried_through
-from holdfast.runtime.stops import Stops
+from holdfast.runtime.transcript import Transcript
 from holdfast.stores.choose import find_folder, open_store
 from holdfast.stores.port import (
     InboxDraft,
@@ -57,17 +50,10 @@ from holdfast.stores.port import (
 from holdfast.stores.rows import imported_error
 from holdfast.views.reads import Reads
 
-logger = logging.getLogger("holdfast.runtime")
-
-
-WARM_SESSIONS = 256
 RECOVER_PAGE = 1000
 MODEL_NEEDS = ("name", "ceiling_usd", "request", "close")
-REPLIES_AT_ONCE = 4
 OWN_KEYS = "holdfast:"
 STOP_KEY = OWN_KEYS + "stop"
-"""Replies that arrive together are stored this many at a time: those in front go on to their next
-question while the others wait, instead of all sessions moving, and then idling, in step."""
 
 
 class Session:
@@ -101,17 +87,6 @@ class Session:
         return await self.runtime.state(self.id)
 
 
-class _Claim:
-    """One drive of a session in this process: the task it runs in, and its end."""
-
-    def __init__(self) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self.task: asyncio.Task[Any] = task
-        self.over = asyncio.Event()
-        self.knocked = False
-
-
 class Runtime(Reads):
     """Drives sessions whose agents it has, and reads every session of its store."""
 
@@ -127,18 +102,26 @@ class Runtime(Reads):
     ) -> None:
         super().__init__(store)
         self.store = store
-        self.resolved = resolved
-        self.agents = {agent.name: agent for agent in agents or (Agent(),)}
-        self._models: dict[str, Model] = dict(models or {})
-        self._kernels = kernels or Kernels()
-        self._leaf_gate = LeafGate(resolved.settings.leaf_concurrency)
-        self._reply_gate = asyncio.Semaphore(REPLIES_AT_ONCE)
-        self._stops = Stops(store)
+        known = {agent.name: agent for agent in agents or (Agent(),)}
+        self.engine = Engine(
+            store,
+            resolved=resolved,
+            agents=known,
+            models=models or {},
+            kernels=kernels or Kernels(),
+        )
+        self._claims = Claims(self.engine)
         self._owns_store = owns_store
-        self._closed = False
-        self._claims: dict[str, _Claim] = {}
-        self._warm: OrderedDict[str, Warm] = OrderedDict()
-        self._background: set[asyncio.Task[Any]] = set()
+
+    @property
+    def agents(self) -> Mapping[str, Agent]:
+        """Return the agents that this runtime can drive, by name."""
+        return self.engine.agents
+
+    @property
+    def resolved(self) -> Resolved:
+        """Return the settings of this runtime, with where each came from."""
+        return self.engine.resolved
 
     async def __aenter__(self) -> Runtime:
         return self
@@ -162,7 +145,7 @@ class Runtime(Reads):
         **settings: Any,
     ) -> Session:
         """Create a session; the same id with the same settings returns the one that exists."""
-        found = self._agent(check_id(agent, "agent name"))
+        found = self.engine.agent(check_id(agent, "agent name"))
         if labels is not None:
             check_kind(labels, Mapping, "set of labels")
         if capability is not None:
@@ -173,10 +156,10 @@ class Runtime(Reads):
             given |= {name: value for name, value in layer.items() if value is not None}
         merged = resolve(given, environment={}).settings
         check_model(merged)
-        self._model(merged.model)
+        self.engine.model(merged.model)
         if merged.leaf_model:
-            self._model(merged.leaf_model)
-        kernel = await self._kernels.choose(merged.kernel, capability)
+            self.engine.model(merged.leaf_model)
+        kernel = await self.engine.kernels.choose(merged.kernel, capability)
         session_id = new_session_id() if session_id is None else check_id(session_id)
         seed = int.from_bytes(values.encode(session_id)[1][-6:], "big")
         plan = blueprints.draft(
@@ -196,7 +179,12 @@ class Runtime(Reads):
             cache_id=session_id,
             labels=dict(labels or {}),
         )
-        await self.store.create_session(session_id, started, payloads=payloads)
+        state = await self.store.create_session(session_id, started, payloads=payloads)
+        if state.seq == 1:
+            offered = blueprints.offered(
+                found, plan.capability, plan.settings.work_area, self.store
+            )
+            self._claims.keep(session_id, Warm(plan, offered, Transcript(), state))
         return Session(self, session_id)
 
     async def send(
@@ -229,7 +217,7 @@ class Runtime(Reads):
             raise InvalidInput(f"a message to send has the role 'user', not {content.role!r}")
         work = Work(content, dict(inputs or {}), key)
         try:
-            async with self._driving(session_id, takeover=takeover) as driver:
+            async with self._claims.driving(session_id, takeover=takeover) as driver:
                 return await driver.send(work)
         except (SessionBusy, LeaseHeld):
             if when_busy == "error":
@@ -240,7 +228,7 @@ class Runtime(Reads):
         self, session: str | Session, *, force: bool = False, takeover: bool = False
     ) -> TurnResult | None:
         """Go on with an interrupted turn and with queued messages; None if nothing was open."""
-        async with self._driving(_id(session), takeover=takeover) as driver:
+        async with self._claims.driving(_id(session), takeover=takeover) as driver:
             return await driver.resume(force=force)
 
     async def stop(self, session: str | Session) -> TurnResult | None:
@@ -254,7 +242,7 @@ class Runtime(Reads):
             raise imported_error(session_id)
         await self.store.put_inbox(session_id, InboxDraft(key=STOP_KEY, kind="stop"))
         try:
-            async with self._driving(session_id, needs_agent=False) as driver:
+            async with self._claims.driving(session_id, needs_agent=False) as driver:
                 return await driver.settle_stop()
         except (SessionBusy, LeaseHeld):
             return None
@@ -301,7 +289,7 @@ class Runtime(Reads):
                 for info in page.sessions:
                     if info.agent in self.agents and not info.imported:
                         taken.append(info.id)
-                        self._spawn(self._recover_one(info.id))
+                        self._claims.spawn(self._claims.resume(info.id))
                 cursor = page.cursor
                 if cursor is None:
                     break
@@ -309,156 +297,28 @@ class Runtime(Reads):
 
     async def settled(self) -> None:
         """Wait until nothing is driven in the background."""
-        while self._background:
-            await asyncio.gather(*self._background, return_exceptions=True)
+        await self._claims.settled()
 
     async def close(self) -> None:
         """Break off what is driven here, recording it, and let go of everything."""
-        self._closed = True
-        mine = asyncio.current_task()
-        claims = [claim for claim in self._claims.values() if claim.task is not mine]
-        for task in {*self._background, *(claim.task for claim in claims)}:
-            task.cancel()
-        for claim in claims:
-            await claim.over.wait()
-        await self.settled()
-        await self._stops.close()
-        await self._kernels.close()
-        self._warm.clear()
-        for name, model in self._models.items():
-            try:
-                await model.close()
-            except Exception:
-                logger.warning("model %r did not close", name, exc_info=True)
+        await self._claims.close()
+        await self.engine.close()
         if self._owns_store:
             await self.store.close()
-
-    async def _recover_one(self, session_id: str) -> None:
-        try:
-            await self.resume(session_id)
-        except (SessionBusy, LeaseHeld):
-            logger.debug("session %s is driven by someone else", session_id)
-        except Exception:
-            logger.warning("session %s was not recovered", session_id, exc_info=True)
 
     async def _queue(self, session_id: str, work: Work) -> TurnResult:
         name = work.key or f"message-{secrets.token_hex(8)}"
         item = await self.store.put_inbox(session_id, work.draft(name))
         if item.consumed_seq is not None:
-            return await result_of(self.store, session_id, name)
+            return await results.of_key(self.store, session_id, name)
         queued = Queued(session=session_id, key=name)
         try:
             # Its driver may have let go before the message was there; then it is worked here.
-            async with self._driving(session_id) as driver:
+            async with self._claims.driving(session_id) as driver:
                 result = await driver.resume(force=False)
                 return queued if result is None or driver.state.turn is not None else result
         except (SessionBusy, LeaseHeld):
             return queued
-
-    @asynccontextmanager
-    async def _driving(
-        self, session_id: str, *, takeover: bool = False, needs_agent: bool = True
-    ) -> AsyncIterator[Driver]:
-        """Hold a session's lease while it is driven, and take up what queued meanwhile."""
-        if self._closed:
-            raise Refused("this runtime is closed; open another to drive sessions")
-        if check_id(session_id) in self._claims:
-            self._claims[session_id].knocked = True
-            raise SessionBusy(
-                f"session {session_id!r} has a turn in flight here; wait for it, or send with "
-                "when_busy='queue'"
-            )
-        claim = self._claims[session_id] = _Claim()
-        driver: Driver | None = None
-        failed, interrupted = True, False
-        try:
-            with self._stops.watching(session_id) as watch:
-                driver = await self._driver(session_id, takeover, needs_agent, watch.asked)
-                yield driver
-            failed = False
-        except asyncio.CancelledError:
-            interrupted = True
-            raise
-        finally:
-            try:
-                if driver is not None:
-                    await carried_through(driver.close(failed=failed, interrupted=interrupted))
-            finally:
-                del self._claims[session_id]
-                claim.over.set()
-                if driver is not None and driver.warm is not None:
-                    self._warm[session_id] = driver.warm
-            while len(self._warm) > WARM_SESSIONS:
-                await self._warm.popitem(last=False)[1].kernel.close()
-        # Looked for as the lease became free or after it: who asked while it was held is seen here,
-        # and who comes later can take it, but for those who found this claim in their way.
-        nothing = driver.journal.waiting == 0 and not claim.knocked
-        if driver.state.status == "idle" and not nothing and await self._has_work(session_id):
-            self._spawn(self._recover_one(session_id))
-
-    async def _driver(
-        self, session_id: str, takeover: bool, needs_agent: bool, stop_asked: asyncio.Future[None]
-    ) -> Driver:
-        """Take a session's lease and what is needed to drive it."""
-        if needs_agent and session_id not in self._warm:
-            await self._check_agent(session_id)
-        lease = await self.store.acquire(session_id, takeover=takeover)
-        warm = self._warm.get(session_id)
-        state = None if warm is None else warm.state
-        if state is None or state.seq != lease.seq:
-            try:
-                # Read under the lease: before it was ours the log may have moved.
-                state = await self.store.load_state(session_id)
-            except BaseException:
-                await carried_through(self.store.release(lease))
-                raise
-        return Driver(
-            store=self.store,
-            lease=lease,
-            state=state,
-            agent=self.agents.get(state.agent),
-            model=self._model,
-            kernels=self._kernels,
-            leaf_gate=self._leaf_gate,
-            reply_gate=self._reply_gate,
-            stop_asked=stop_asked,
-            warm=self._warm.pop(session_id, None),
-        )
-
-    async def _check_agent(self, session_id: str) -> None:
-        state = await self.store.load_state(session_id)
-        if state.agent not in self.agents:
-            raise AgentMissing(
-                f"session {session_id!r} is driven by agent {state.agent!r}, which is not "
-                f"registered here; open the runtime with it (here: {', '.join(self.agents)})"
-            )
-
-    async def _has_work(self, session_id: str) -> bool:
-        try:
-            items = await self.store.list_inbox(session_id)
-        except StoreFailed:
-            # The turn that was just worked must not be lost for this: the inbox is durable.
-            logger.warning("the inbox of session %s was not read", session_id, exc_info=True)
-            return False
-        return any(item.kind in ("message", "stop") for item in items)
-
-    def _spawn(self, work: Any) -> None:
-        task = asyncio.ensure_future(work)
-        self._background.add(task)
-        task.add_done_callback(self._background.discard)
-
-    def _agent(self, name: str) -> Agent:
-        found = self.agents.get(name)
-        if found is None:
-            raise AgentMissing(
-                f"agent {name!r} is not registered here; known are {', '.join(self.agents)}"
-            )
-        return found
-
-    def _model(self, name: str) -> Model:
-        if name not in self._models:
-            self._models[name] = model_from_name(name)
-        return self._models[name]
 
 
 def _id(session: str | Session) -> str:

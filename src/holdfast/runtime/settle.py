@@ -7,12 +7,29 @@ once is unknown; a model call that was broken off counts at its ceiling.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
-from holdfast.core.facts import CallResolved, EvalAdded, Fact, Outcome, StepPut, TurnPut, TurnStatus
+from holdfast.core.facts import (
+    BudgetExceeded,
+    CallResolved,
+    EvalAdded,
+    Fact,
+    Outcome,
+    SessionStopped,
+    SessionStopRequested,
+    StepPut,
+    TurnPut,
+    TurnStatus,
+)
 from holdfast.core.fold import spend_after
 from holdfast.core.payloads import Slot, slot
 from holdfast.core.state import PendingCall, Spend, State, lost_leaves, step_reservation
+from holdfast.runtime import results
+from holdfast.runtime.budget import Excess
+from holdfast.runtime.inbox import admitted
+from holdfast.runtime.journal import Journal
+from holdfast.runtime.results import TurnResult
+from holdfast.stores.port import InboxItem
 
 
 def problem(code: str, message: str) -> Slot:
@@ -26,13 +43,13 @@ def outcome_of(call: PendingCall) -> Outcome:
     return "unknown" if in_flight and call.effect == "once" else "cancelled"
 
 
-def calls_settled(state: State, calls: Sequence[PendingCall]) -> list[Fact]:
+def calls_settled(state: State, calls: Iterable[PendingCall]) -> list[Fact]:
     """Return the outcomes of open calls whose cell or turn is over, and of leaf calls in flight."""
     resolved = [CallResolved(call_id=call.call_id, outcome=outcome_of(call)) for call in calls]
     return [*resolved, *lost_leaves(state)]
 
 
-def step_lost(state: State, error: Slot) -> list[Fact]:
+def step_lost(state: State, why: Slot) -> list[Fact]:
     """Return what settles a model call whose reply is lost, at the ceiling set aside for it."""
     turn = state.turn
     if turn is None or turn.phase != "asking":
@@ -50,51 +67,130 @@ def step_lost(state: State, error: Slot) -> list[Fact]:
                 "input_tokens": sent,
                 "output_tokens": None if tokens is None or sent is None else tokens - sent,
             },
-            error=error,
+            error=why,
         )
     ]
 
 
-def turn_end(
+def abandoned(state: State, why: Slot) -> list[Fact]:
+    """Return the outcomes of everything that is open in the turn, which ends without a value."""
+    turn = state.turn
+    calls = state.calls_of(None if turn is None else turn.turn)
+    return [*step_lost(state, why), *calls_settled(state, calls)]
+
+
+def spend_of_turn(state: State, before: Sequence[Fact] = ()) -> Spend:
+    """Return what the open turn has used, with facts that are about to be told."""
+    spend = state.turn_spend()
+    for fact in before:
+        spend = spend + (spend_after(state, fact) - state.spend)
+    return spend
+
+
+def spend_if_broken_off(state: State) -> Spend:
+    """Return what the open turn has used if what is in flight now brings nothing."""
+    return spend_of_turn(state, [*step_lost(state, problem("lost", "")), *lost_leaves(state)])
+
+
+def turn_put(
     state: State,
     status: TurnStatus,
     before: Sequence[Fact] = (),
     *,
     final: Slot | None = None,
-    error: Slot | None = None,
+    why: Slot | None = None,
+    spend: Spend | None = None,
 ) -> TurnPut:
     """Return the fact that says how the open turn stands; `before` are facts of the same batch."""
     turn = state.turn
     assert turn is not None
-    spend, driven_ms = state.turn_spend(), turn.driven_ms
-    for fact in before:
-        spend = spend + (spend_after(state, fact) - state.spend)
-        if isinstance(fact, EvalAdded):
-            driven_ms += fact.elapsed_ms or 0
+    spend = spend_of_turn(state, before) if spend is None else spend
+    driven = [fact.elapsed_ms or 0 for fact in before if isinstance(fact, EvalAdded)]
     return TurnPut(
         turn=turn.turn,
         status=status,
         steps=turn.steps,
         final=final,
-        error=error,
+        error=why,
         usage={"input_tokens": spend.input_tokens, "output_tokens": spend.output_tokens},
         cost_usd=spend.usd,
         held_usd=spend.held_usd if spend.unknown_usd else None,
         unknown_calls=spend.unknown_usd,
-        elapsed_ms=driven_ms,
+        elapsed_ms=turn.driven_ms + sum(driven),
     )
 
 
-def broken_off(state: State) -> Spend:
-    """Return the open turn's spend as it stands while calls in flight are broken off."""
-    spend = state.turn_spend()
-    for fact in (*step_lost(state, problem("lost", "")), *lost_leaves(state)):
-        spend = spend + (spend_after(state, fact) - state.spend)
-    return spend
+async def ended(
+    journal: Journal,
+    status: TurnStatus,
+    code: str,
+    message: str,
+    *,
+    before: Sequence[Fact] = (),
+    limit: Excess | None = None,
+) -> TurnResult:
+    """End the open turn without a value, and return its result."""
+    why = problem(code, message)
+    told = None if limit is None else limit.fact()
+    put: TurnPut | None = None
+
+    def build(state: State) -> list[Fact]:
+        nonlocal put
+        settled = [fact for fact in abandoned(state, why) if not _settles(before, fact)]
+        outcomes = [*before, *settled, *([] if told is None else [told])]
+        put = turn_put(state, status, outcomes, why=why)
+        return [*outcomes, put]
+
+    await journal.append(build)
+    return await results.of(
+        journal.store, journal.session, put, limit=told, head=journal.state.head
+    )
 
 
-def abandoned(state: State, error: Slot) -> list[Fact]:
-    """Return the outcomes of everything that is open in the turn, which ends without a value."""
-    turn = state.turn
-    calls = state.calls_of(None if turn is None else turn.turn)
-    return [*step_lost(state, error), *calls_settled(state, calls)]
+def _settles(before: Sequence[Fact], fact: Fact) -> bool:
+    """Tell whether the step that a fact settles has its outcome among others."""
+    return isinstance(fact, StepPut) and any(isinstance(other, StepPut) for other in before)
+
+
+async def stopped(journal: Journal, item: InboxItem) -> TurnResult:
+    """End the session, and the turn that is open in it, because someone asked for it."""
+    why = problem("stopped", "the session was stopped")
+    put: TurnPut | None = None
+
+    def build(state: State) -> list[Fact]:
+        nonlocal put
+        outcomes = abandoned(state, why)
+        if state.turn is not None:
+            put = turn_put(state, "stopped", outcomes, why=why)
+            outcomes.append(put)
+        rest = calls_settled(state, [call for call in state.calls.values() if call.turn is None])
+        others = [] if state.turn is None else [f for f in rest if isinstance(f, CallResolved)]
+        return [admitted(item), SessionStopRequested(), *outcomes, *others, SessionStopped()]
+
+    await journal.append(build, consumes=[item.key])
+    if put is None:
+        return results.Stopped(session=journal.session, head=journal.state.head)
+    return await results.of(journal.store, journal.session, put, head=journal.state.head)
+
+
+async def refused(
+    journal: Journal, excess: Excess, admission: Sequence[Fact], consumes: Sequence[str]
+) -> TurnResult:
+    """Record that a limit forbids the turn of a message, which is not begun."""
+    fact: BudgetExceeded = excess.fact()
+    await journal.append(lambda _: [*admission, fact], consumes=consumes)
+    return await results.of(
+        journal.store, journal.session, None, limit=fact, head=journal.state.head
+    )
+
+
+async def interrupted(journal: Journal) -> None:
+    """Record that driving was broken off on purpose; the turn stays open."""
+    text = "driving was broken off; resume goes on from here"
+
+    def build(state: State) -> list[Fact]:
+        spend = spend_if_broken_off(state)
+        return [turn_put(state, "interrupted", why=problem("interrupted", text), spend=spend)]
+
+    if journal.state.turn is not None:
+        await journal.append(build)

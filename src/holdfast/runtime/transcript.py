@@ -15,6 +15,7 @@ from holdfast.core import messages
 from holdfast.core.facts import MessageAppended
 from holdfast.core.messages import Message, Text
 from holdfast.core.payloads import Slot, manifest, slot, slot_of_bytes, to_record
+from holdfast.core.state import State
 from holdfast.stores.port import SessionStore
 from holdfast.views.messages import kept_messages, read_message
 
@@ -37,16 +38,20 @@ class Transcript:
     """The messages kept for the model, with a rough count of their tokens.
 
     `first_user_text` is of this session's own first user message: a fork's is not its source's.
+    `number` is that of the last message of the log that it holds: whoever finds another one in the
+    state must load it again.
     """
 
     messages: list[Message] = field(default_factory=list)
     first_user_text: str = ""
     tokens: int = 0
+    number: int = 0
 
     def add(self, message: Message) -> None:
         """Append one message that this session's log has got."""
         if message.role == "user" and not self.first_user_text:
             self.first_user_text = message.text
+        self.number += 1
         self.keep(message)
 
     def keep(self, message: Message) -> None:
@@ -60,14 +65,14 @@ def estimate_tokens(text: str) -> int:
     return -(-len(text) // CHARACTERS_PER_TOKEN)
 
 
-async def load_transcript(
-    store: SessionStore, session_id: str, compact_from: int | None
-) -> Transcript:
-    """Return the kept transcript of a session."""
-    transcript = Transcript()
-    async for role, content in kept_messages(store, session_id, compact_from, None):
-        transcript.keep(await read_message(store, session_id, role, content))
-    transcript.first_user_text = await _first_user_text(store, session_id)
+async def load_transcript(store: SessionStore, state: State) -> Transcript:
+    """Return the kept transcript of a session at a position of its log."""
+    transcript = Transcript(number=state.counters.get("message", 0))
+    kept = kept_messages(store, state.session, state.compact_from, state.seq)
+    async for role, content in kept:
+        transcript.keep(await read_message(store, state.session, role, content))
+    if transcript.number:
+        transcript.first_user_text = await _first_user_text(store, state.session)
     return transcript
 
 

@@ -10,31 +10,23 @@ same number.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import datetime
 from typing import Any
 
 from holdfast.core import values
 from holdfast.core.errors import HoldfastError, ModelError
-from holdfast.core.facts import BudgetReserved, LeafCalled
+from holdfast.core.facts import Fact, LeafCalled
 from holdfast.core.messages import user
 from holdfast.core.payloads import slot
-from holdfast.core.state import leaf_reservation
-from holdfast.kernels.port import (
-    Encoded,
-    FileRead,
-    HostAnswer,
-    HostCall,
-    HostFunction,
-    RecordedCall,
-)
+from holdfast.core.state import State, leaf_reservation
+from holdfast.kernels.port import CallKey, Encoded, HostAnswer, HostCall, HostFunction, RecordedCall
 from holdfast.models.asking import ask, attempts_of, ceiling_of
 from holdfast.models.port import Model, ModelReply, ModelRequest
-from holdfast.runtime import governor
-from holdfast.runtime.gate import LeafGate
+from holdfast.runtime import budget
+from holdfast.runtime.calls import Ledger, files_of, nanoseconds, read_before
 from holdfast.runtime.journal import Journal
+from holdfast.runtime.leaf_gate import LeafGate
 from holdfast.runtime.settings import Settings
 from holdfast.runtime.transcript import estimate_tokens
 
@@ -47,57 +39,42 @@ FUNCTIONS = (
 NAMES = frozenset(function.name for function in FUNCTIONS)
 
 
-def nanoseconds(at: str) -> int:
-    """Return a record's time as nanoseconds, for the clock inside a cell."""
-    moment = datetime.fromisoformat(at)
-    return int(moment.timestamp()) * 1_000_000_000 + moment.microsecond * 1000
-
-
-def read_before(call: HostCall) -> list[list[str]]:
-    """Return the files that a cell read before a call, as a fact stores them."""
-    return [[item.path, item.digest] for item in call.files]
-
-
-def files_of(stored: list[list[str]]) -> tuple[FileRead, ...]:
-    """Return stored file reads as a kernel takes them."""
-    return tuple(FileRead(path, digest) for path, digest in stored)
+Told = tuple[int, str, LeafCalled]
+"""One leaf call as the log has it: position, time and fact."""
 
 
 @dataclass(slots=True)
-class Leaves:
+class LeafHandler:
     """The leaf calls of one evaluation."""
 
-    journal: Journal
+    ledger: Ledger
     model: Model
     settings: Settings
     gate: LeafGate
     first_user_text: str
-    cache_id: str | None
-    turn: int
-    step: int
-    eval: int
-    recorded: Sequence[tuple[str, LeafCalled]] = ()  # (at, fact) of this eval, in log order
-    _reserve: governor.Reserve = field(init=False)
     _own_gate: asyncio.Semaphore = field(init=False)  # the session's own limit
     _base: int = 0
     _taken: set[int] = field(default_factory=set)
-    _bases: dict[tuple[str, str, int], int] = field(default_factory=dict)
-    _items: dict[tuple[str, str, int], dict[int, tuple[str, LeafCalled]]] = field(
-        default_factory=dict
-    )
+    _bases: dict[CallKey, int] = field(default_factory=dict)
+    _items: dict[CallKey, dict[int, Told]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._reserve = governor.Reserve(self.settings)
         self._own_gate = asyncio.Semaphore(self.settings.leaf_concurrency)
-        answered = [(at, fact) for at, fact in self.recorded if fact.status != "unknown"]
+        known = self.ledger.leaves
+        answered = [(event, fact) for event, fact in known if fact.status != "unknown"]
         self._base = self.journal.state.counters.get("leaf_answered", 0) - len(answered)
-        for _, fact in self.recorded:
-            key = (fact.function, fact.digest, fact.occurrence)
+        for _, fact in known:
+            key = CallKey(fact.function, fact.digest, fact.occurrence)
             self._bases[key] = fact.ordinal - fact.item
             self._taken.update(range(self._bases[key], self._bases[key] + fact.width))
-        for at, fact in answered:
-            key = (fact.function, fact.digest, fact.occurrence)
-            self._items.setdefault(key, {})[fact.item] = (at, fact)
+        for event, fact in answered:
+            key = CallKey(fact.function, fact.digest, fact.occurrence)
+            self._items.setdefault(key, {})[fact.item] = (event.seq, event.at, fact)
+
+    @property
+    def journal(self) -> Journal:
+        """Return the log of the session."""
+        return self.ledger.journal
 
     def _ordinals_of(self, call: HostCall, width: int) -> int:
         """Return the first of a call's ordinals: those it had before, or the first ones free."""
@@ -110,18 +87,18 @@ class Leaves:
             self._taken.update(range(base, base + width))
         return base
 
-    async def recorded_calls(self) -> list[RecordedCall]:
-        """Return the calls that the log can answer in full, in the order of their last answer."""
-        calls: list[tuple[str, RecordedCall]] = []
+    async def recorded(self) -> list[tuple[int, RecordedCall]]:
+        """Return the calls that the log can answer in full, by the position of the last answer."""
+        found: list[tuple[int, RecordedCall]] = []
         for key, items in self._items.items():
-            width = max(fact.width for _, fact in items.values())
-            last = max(at for at, _ in items.values())
+            width = max(fact.width for _, _, fact in items.values())
+            last = max(seq for seq, _, _ in items.values())
             answer = None
             if len(items) == width:
-                answer = await self._answer(key[0], items, last)
-            files = files_of(items[0][1].files) if 0 in items else ()
-            calls.append((last, RecordedCall(*key, pure=False, answer=answer, files=files)))
-        return [call for _, call in sorted(calls, key=lambda pair: pair[0])]
+                answer = await self._answer(key.function, items)
+            files = files_of(items[0][2].files) if 0 in items else ()
+            found.append((last, RecordedCall(*key, pure=False, answer=answer, files=files)))
+        return found
 
     async def call(self, call: HostCall) -> HostAnswer:
         """Answer one `lm` or `map_lm` of the cell."""
@@ -151,12 +128,11 @@ class Leaves:
         except ExceptionGroup as failures:
             raise failures.exceptions[0] from failures
         known |= {index: task.result() for index, task in tasks.items()}
-        last = max((moment for moment, _ in known.values()), default=self.journal.state.updated_at)
-        return await self._answer(call.function, known, last)
+        return await self._answer(call.function, known)
 
     async def _ask(
         self, call: HostCall, prompt: str, system: str | None, item: int, ordinal: int, width: int
-    ) -> tuple[str, LeafCalled]:
+    ) -> Told:
         request = ModelRequest(
             messages=(user(prompt),),
             system=system or "",
@@ -164,43 +140,55 @@ class Leaves:
             session_id=self.journal.session,
             ordinal=ordinal,
             first_user_text=self.first_user_text,
-            cache_id=self.cache_id,
+            cache_id=self.journal.state.cache_id,
             settings=self.settings.options(),
             max_output_tokens=self.settings.max_output_tokens or None,
             deadline_seconds=self.settings.leaf_timeout_seconds,
         )
-        # What is set aside for a call is let go once its event is stored, so that the spend limit
-        # sees every call, under way or ended; only the last one can go beyond it.
+        reply: ModelReply | None = None
+        error: ModelError | None = None
+        async with self._own_gate, self.gate:
+            try:
+                await self._reserve(request)
+            except budget.Exceeded as reached:
+                return await self._record(call, request, item, width, excess=reached.excess)
+            try:
+                reply = await ask(self.model, request)
+            except asyncio.CancelledError:
+                # Broken off in flight: what it cost is unknown, and it will be asked again.
+                with suppress(HoldfastError):
+                    await self._record(call, request, item, width)
+                raise
+            except ModelError as problem:
+                error = problem
+            return await self._record(call, request, item, width, reply=reply, error=error)
+
+    async def _reserve(self, request: ModelRequest) -> None:
+        """Set a call's ceiling aside in the log, once what is in flight leaves room for it.
+
+        It is let go with the event of the call, so that the spend limit sees every call, in flight
+        or ended; only the last one can go beyond it.
+        """
         size = self._size(request)
         ceiling = ceiling_of(self.model, *size)
-        async with (
-            self._reserve.aside(self.journal, ceiling, sum(size)),
-            self._own_gate,
-            self.gate,
-        ):
-            excess = governor.before_call(self.settings, self.journal.state)
-            reply: ModelReply | None = None
-            error: ModelError | None = None
-            if excess is None:
-                aside = BudgetReserved(
-                    reservation=leaf_reservation(ordinal), usd=ceiling, tokens=sum(size)
-                )
-                await self.journal.append(lambda _: [aside])
-                try:
-                    reply = await ask(self.model, request)
-                except asyncio.CancelledError:
-                    # Broken off in flight: what it cost is unknown, and it will be asked again.
-                    with suppress(HoldfastError):
-                        await self._record(call, request, item, width, None, None, None)
-                    raise
-                except ModelError as problem:
-                    error = problem
-            return await self._record(call, request, item, width, reply, error, excess)
+        key = leaf_reservation(request.ordinal)
+
+        def build(state: State) -> list[Fact]:
+            aside = budget.reserve(self.settings, state, key, ceiling, sum(size))
+            return [*self.ledger.unsaved(), aside]
+
+        while True:
+            moved = self.journal.moved
+            try:
+                await self.journal.append(build)
+                return
+            except budget.NoRoom:
+                await moved.wait()
 
     def _size(self, request: ModelRequest) -> tuple[int, int]:
         """Return the most tokens that a call can send and get."""
         sent = estimate_tokens(request.prompt) + estimate_tokens(request.system)
-        return sent, governor.output_ceiling(self.settings)
+        return sent, budget.output_ceiling(self.settings)
 
     async def _record(
         self,
@@ -208,14 +196,16 @@ class Leaves:
         request: ModelRequest,
         item: int,
         width: int,
-        reply: ModelReply | None,
-        error: ModelError | None,
-        excess: governor.Excess | None,
-    ) -> tuple[str, LeafCalled]:
+        *,
+        reply: ModelReply | None = None,
+        error: ModelError | None = None,
+        excess: budget.Excess | None = None,
+    ) -> Told:
         prompt, system = request.prompt, request.system
         asked = {"prompt": prompt, "system": system} if system else {"prompt": prompt}
         attempts = reply.attempts if reply else attempts_of(error) if error else ()
         failure = None
+        unknown = False
         cost_usd, usage = (reply.cost_usd, reply.usage.to_record()) if reply else (None, None)
         if excess is not None:
             failure = {"code": "budget_exceeded", "message": excess.message}
@@ -223,20 +213,21 @@ class Leaves:
         elif error is not None:
             failure = {"code": error.code, "message": str(error)}
             sent, most = self._size(request)
-            cost_usd, usage = governor.spent_on_failure(
+            spent = budget.on_failure(
                 error.code, ceiling_of(self.model, sent, most), sent, most, len(attempts)
             )
+            cost_usd, usage, unknown = spent.usd, spent.usage, spent.unknown
         elif reply is None:
             sent, most = self._size(request)
             cost_usd = ceiling_of(self.model, sent, most)
-            usage = {"input_tokens": sent, "output_tokens": most}
+            usage, unknown = {"input_tokens": sent, "output_tokens": most}, True
         done = await self.journal.append(
             lambda state: [
                 LeafCalled(
                     leaf=state.next("leaf"),
-                    turn=self.turn,
-                    step=self.step,
-                    eval=self.eval,
+                    turn=self.ledger.turn,
+                    step=self.ledger.step,
+                    eval=self.ledger.eval,
                     function=call.function,
                     digest=call.digest,
                     occurrence=call.ordinal,
@@ -254,21 +245,24 @@ class Leaves:
                     price_table=reply.price_table if reply else None,
                     latency_ms=reply.latency_ms if reply else None,
                     attempts=slot([a.to_record() for a in attempts], "reply") if attempts else None,
+                    unknown=unknown,
                 )
             ]
         )
-        fact = done.events[0].fact()
+        event = done.events[0]
+        fact = event.fact()
         assert isinstance(fact, LeafCalled)
-        return done.events[0].at, fact
+        self.ledger.leaves.append((event, fact))
+        return event.seq, event.at, fact
 
-    async def _answer(
-        self, function: str, items: dict[int, tuple[str, LeafCalled]], last: str
-    ) -> HostAnswer:
-        results = [await self._result(index, items[index][1]) for index in sorted(items)]
+    async def _answer(self, function: str, items: dict[int, Told]) -> HostAnswer:
+        now = self.journal.state.updated_at
+        last = nanoseconds(max((at for _, at, _ in items.values()), default=now))
+        results = [await self._result(index, items[index][2]) for index in sorted(items)]
         if function == "lm" and isinstance(results[0], dict):
-            return HostAnswer.failed(ERROR_NAME, results[0]["error"], nanoseconds(last))
+            return HostAnswer.failed(ERROR_NAME, results[0]["error"], last)
         value: Any = results[0] if function == "lm" else results
-        return HostAnswer.ok(Encoded(*values.encode(value)), nanoseconds(last))
+        return HostAnswer.ok(Encoded(*values.encode(value)), last)
 
     async def _result(self, index: int, fact: LeafCalled) -> Any:
         if fact.reply is not None:

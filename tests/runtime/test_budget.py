@@ -104,7 +104,7 @@ async def test_a_dollar_limit_is_not_hoped_for_when_a_cost_is_unknown(lab: Lab) 
     session = await runtime.start()
     result = await session.send("x")
     assert isinstance(result, holdfast.BudgetExceeded)
-    assert "unknown cost" in result.used
+    assert "and 1 call of unknown cost" in result.error
     assert len(lab.requests) == 1
 
 
@@ -141,9 +141,10 @@ async def test_a_lost_call_counts_at_its_ceiling_and_the_limit_goes_on_holding(
         await store.release(lease)
         first = await runtime.resume(session.id)
         assert isinstance(first, holdfast.Final)
-        assert first.cost_usd is None  # nobody knows what the lost call cost
+        assert first.unknown_calls == 1  # nobody knows what the lost call cost
         spend = (await runtime.state(session.id)).spend
-        assert (spend.usd, spend.unknown_usd, spend.unbounded_usd) == ("0.50", 1, 0)
+        assert (spend.usd, spend.held_usd) == ("0.25", "0.25")
+        assert (spend.unknown_usd, spend.unbounded_usd) == (1, 0)
         assert isinstance(await session.send("again"), holdfast.Final)
         last = await session.send("and again")
         assert isinstance(last, holdfast.BudgetExceeded)
@@ -325,12 +326,13 @@ async def test_a_call_that_failed_counts_at_its_ceiling_and_the_session_goes_on(
         first = await session.send("x")
         assert isinstance(first, holdfast.Final)
         assert first.value == "B"
-        assert first.cost_usd is None  # what the failed leaf cost, nobody knows
+        assert first.unknown_calls == 1  # what the failed leaf cost, nobody knows
         failed = await session.send("x")
         assert isinstance(failed, holdfast.Failed)
-        assert failed.cost_usd is None
+        assert failed.unknown_calls == 1
         last = await session.send("x")
         assert isinstance(last, holdfast.Final)
         assert last.value == "went on"
         spend = (await runtime.state(session.id)).spend
-        assert (spend.usd, spend.unknown_usd, spend.unbounded_usd) == ("0.17", 2, 0)
+        assert (spend.usd, spend.held_usd) == ("0.07", "0.10")
+        assert (spend.unknown_usd, spend.unbounded_usd) == (2, 0)

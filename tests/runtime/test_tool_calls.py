@@ -8,8 +8,7 @@ import pytest
 import holdfast
 from holdfast.core.errors import AgentMissing
 from holdfast.kernels.cpython import CpythonKernel
-from holdfast.kernels.surfaces import Surface, SurfaceFunction
-from holdfast.runtime.surface_calls import call_id_of_this_call
+from holdfast.runtime.tools import CallContext, Toolset, make_tool
 from holdfast.stores.memory.store import MemorySessionStore
 from holdfast.stores.verify import verify
 
@@ -19,17 +18,17 @@ from .test_recovery import Killed, model_of
 
 def agent(**functions) -> holdfast.Agent:
     made = tuple(
-        SurfaceFunction(name, call, effect=effect) for name, (call, effect) in functions.items()
+        make_tool(call, name=name, effect=effect) for name, (call, effect) in functions.items()
     )
-    return holdfast.Agent(surfaces=(Surface("desk.v1", 1, "desk", made, prompt="The desk."),))
+    return holdfast.Agent(toolsets=(Toolset("desk", 1, made, prompt="The desk."),))
 
 
 async def test_a_call_is_in_the_ledger_before_and_after(lab: Lab) -> None:
     seen = []
 
-    async def post(text: str, *, urgent: bool = False) -> dict:
+    async def post(context: CallContext, text: str, *, urgent: bool = False) -> dict:
         events = await lab.store.read_events(session.id, reverse=True, limit=1)
-        seen.append((events[0].type, call_id_of_this_call.get()))
+        seen.append((events[0].type, context.call_id))
         return {"posted": text, "urgent": urgent}
 
     code = "import desk\nFINAL(desk.post('hi', urgent=True))"
@@ -54,7 +53,7 @@ async def test_a_call_in_flight_when_the_turn_runs_out_of_time_has_its_outcome(
 
     code = "import desk\ndesk.post()"
     agents = [agent(post=(post, effect))]
-    runtime = await lab.open(replies(cell(code)), agents=agents, turn_seconds=1)
+    runtime = await lab.open(replies(cell(code)), agents=agents, turn_seconds=3)
     session = await runtime.start()
     assert isinstance(await session.send("x"), holdfast.TimedOut)
     (call,) = await runtime.calls(session.id)
@@ -80,8 +79,8 @@ async def test_a_call_that_a_crash_cut_off_is_repeated_only_if_its_class_allows(
 ) -> None:
     made = []
 
-    def post(text: str) -> str:
-        made.append((text, call_id_of_this_call.get()))
+    def post(text: str, context: CallContext) -> str:
+        made.append((text, context.call_id))
         return "done"
 
     code = (
@@ -113,12 +112,12 @@ async def test_a_call_that_a_crash_cut_off_is_repeated_only_if_its_class_allows(
     assert outcome == ("unknown" if effect == "once" else "ok")
 
 
-async def test_a_session_is_not_driven_with_other_surfaces_than_it_began_with(lab: Lab) -> None:
+async def test_a_session_is_not_driven_with_other_tools_than_it_began_with(lab: Lab) -> None:
     first = await lab.open(replies(cell("FINAL(1)")), agents=[agent(post=(print, "once"))])
     session = await first.start()
     await first.close()
     other = await lab.open(replies(cell("FINAL(1)")), agents=[agent(send=(print, "once"))])
-    with pytest.raises(AgentMissing, match=r"desk\.v1"):
+    with pytest.raises(AgentMissing, match=r"desk"):
         await other.send(session.id, "x")
     assert await other.messages(session.id) == []
 
@@ -138,7 +137,7 @@ async def test_a_cell_that_waits_for_someone_for_long_holds_no_worker_and_calls_
     agents = [agent(sign=(sign, "once"))]
     runtime = await lab.open(replies(cell(code)), agents=agents, kernel="cpython")
     session = await runtime.start()
-    kernel = (await runtime._kernels.choose("cpython")).kernel
+    kernel = (await runtime.engine.kernels.choose("cpython")).kernel
     assert isinstance(kernel, CpythonKernel)
     assert kernel.park_seconds == 30.0
     kernel.park_seconds = 0.05

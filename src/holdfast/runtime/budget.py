@@ -1,0 +1,212 @@
+"""The budget: limits that are enforced before each call, from the state of the log alone.
+
+What was used, what is held for calls of unknown cost and what is set aside for calls in flight and
+for children are all folded from the log, so every limit survives a kill and is the same for
+whoever drives. Where a limit is in dollars and a cost has no ceiling, the limit cannot be proven to
+hold, and the turn ends rather than hope.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from decimal import Decimal
+
+from holdfast.core import facts
+from holdfast.core.state import State, is_model_call, plus
+from holdfast.runtime.settings import Settings
+
+WARN_STEPS_LEFT = 2
+WARN_PERCENT = 80
+OUTPUT_CEILING_TOKENS = 32_768
+"""What is set aside for a reply where `max_output_tokens` does not bound it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Excess:
+    """A limit that is used up."""
+
+    limit: str
+    used: str
+    allowed: str
+    unknown: int = 0
+
+    @property
+    def message(self) -> str:
+        """Return what to tell people."""
+        calls = "call" if self.unknown == 1 else "calls"
+        more = f" and {self.unknown} {calls} of unknown cost" if self.unknown else ""
+        return f"{self.limit}: {self.used}{more} used of {self.allowed} allowed"
+
+    def fact(self) -> facts.BudgetExceeded:
+        """Return what the log says of it."""
+        return facts.BudgetExceeded(
+            limit=self.limit, used=self.used, allowed=self.allowed, unknown_calls=self.unknown
+        )
+
+
+class NoRoom(Exception):
+    """What is in flight leaves no room for another call; wait for one of those to end."""
+
+
+class Exceeded(Exception):
+    """A limit forbids the call."""
+
+    def __init__(self, excess: Excess) -> None:
+        super().__init__(excess.message)
+        self.excess = excess
+
+
+def used_usd(state: State) -> str:
+    """Return the most that has been spent: known, and held for calls of unknown cost."""
+    spend = state.total
+    return plus(spend.usd, spend.held_usd)
+
+
+def used_tokens(state: State) -> int:
+    """Return the most tokens that have been used."""
+    spend = state.total
+    return spend.tokens + spend.held_tokens
+
+
+def before_turn(settings: Settings, state: State) -> Excess | None:
+    """Return the limit that forbids another turn."""
+    turns = state.counters.get("turn", 0)
+    if settings.max_turns and turns >= settings.max_turns:
+        return Excess("max_turns", str(turns), str(settings.max_turns))
+    return before_call(settings, state)
+
+
+def before_call(settings: Settings, state: State) -> Excess | None:
+    """Return the spend limit that forbids another model call."""
+    spend = state.total
+    if settings.max_usd:
+        used = used_usd(state)
+        if spend.unbounded_usd or Decimal(used) >= Decimal(settings.max_usd):
+            return Excess("max_usd", used, settings.max_usd, spend.unbounded_usd)
+    if settings.max_tokens:
+        tokens = used_tokens(state)
+        if spend.unbounded_tokens or tokens >= settings.max_tokens:
+            allowed = str(settings.max_tokens)
+            return Excess("max_tokens", str(tokens), allowed, spend.unbounded_tokens)
+    return None
+
+
+def before_step(settings: Settings, state: State, context_tokens: int) -> Excess | None:
+    """Return the limit that forbids another step."""
+    steps = state.turn.steps if state.turn else 0
+    if steps >= settings.max_steps:
+        return Excess("max_steps", str(steps), str(settings.max_steps))
+    if settings.context_tokens:
+        hard = settings.context_tokens * settings.context_hard_percent // 100
+        if context_tokens > hard:
+            return Excess("context_tokens", str(context_tokens), str(hard))
+    return before_call(settings, state)
+
+
+def reserve(
+    settings: Settings, state: State, key: str, usd: str | None, tokens: int
+) -> facts.BudgetReserved:
+    """Return what sets a call's ceiling aside; raise Exceeded, or NoRoom where it has to wait.
+
+    A call that would go beyond a limit waits while others are in flight; alone it is let through,
+    because a limit is checked against what was used, not against what may be.
+    """
+    excess = before_call(settings, state)
+    if excess is not None:
+        raise Exceeded(excess)
+    in_flight = [aside for name, aside in state.reserved.items() if is_model_call(name)]
+    if in_flight:
+        if settings.max_usd:
+            known = [Decimal(aside.usd) for aside in state.reserved.values() if aside.usd]
+            unbounded = any(aside.usd is None for aside in in_flight)
+            most = sum(known, Decimal(used_usd(state)))
+            if unbounded or most >= Decimal(settings.max_usd):
+                raise NoRoom
+        if settings.max_tokens:
+            aside_tokens = sum(aside.tokens or 0 for aside in state.reserved.values())
+            if used_tokens(state) + aside_tokens >= settings.max_tokens:
+                raise NoRoom
+    return facts.BudgetReserved(reservation=key, usd=usd, tokens=tokens)
+
+
+def seconds_left(settings: Settings, state: State) -> float | None:
+    """Return how long the turn may still be driven; None is for ever."""
+    if not settings.turn_seconds or state.turn is None:
+        return None
+    return max(0.0, settings.turn_seconds - state.turn.driven_ms / 1000)
+
+
+def warned(settings: Settings, state: State, context_tokens: int) -> list[facts.Fact]:
+    """Return what the log says of limits of which little is left, each once."""
+    soft = settings.context_tokens * settings.context_soft_percent // 100
+    near: list[tuple[str, str, str]] = []
+    if settings.max_usd:
+        used = used_usd(state)
+        if Decimal(used) * 100 >= Decimal(settings.max_usd) * WARN_PERCENT:
+            near.append(("max_usd", used, settings.max_usd))
+    if settings.max_tokens and used_tokens(state) * 100 >= settings.max_tokens * WARN_PERCENT:
+        near.append(("max_tokens", str(used_tokens(state)), str(settings.max_tokens)))
+    if settings.context_tokens and context_tokens > soft:
+        near.append(("context_tokens", str(context_tokens), str(settings.context_tokens)))
+    return [
+        facts.BudgetWarned(limit=limit, used=used, allowed=allowed)
+        for limit, used, allowed in near
+        if limit not in state.warned
+    ]
+
+
+def warning(settings: Settings, state: State, context_tokens: int) -> str:
+    """Return what the model should know about limits that are near; empty if none is.
+
+    The step that is being asked for is counted already.
+    """
+    notes = []
+    left = settings.max_steps - (state.turn.steps if state.turn else 0)
+    if left < WARN_STEPS_LEFT:
+        notes.append(
+            "this is the last step: call FINAL" if left == 0 else "one more step after this"
+        )
+    if "max_usd" in state.warned:
+        notes.append(f"{used_usd(state)} of {settings.max_usd} dollars are spent: finish soon")
+    if "max_tokens" in state.warned:
+        notes.append(f"{used_tokens(state)} of {settings.max_tokens} tokens are used: finish soon")
+    soft = settings.context_tokens * settings.context_soft_percent // 100
+    if settings.context_tokens and context_tokens > soft:
+        used = f"about {context_tokens} of {settings.context_tokens} context tokens are used"
+        notes.append(f"{used}: print less")
+    return "\n".join(f"[limit] {note}." for note in notes)
+
+
+UNCHARGED = frozenset(
+    {"rate_limited", "quota_exceeded", "authentication_failed", "bad_request", "script_exhausted"}
+)
+"""Codes of errors with which a provider turns a call away before it costs anything."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """What a model call that brought no reply is counted as."""
+
+    usd: str | None
+    usage: dict[str, int | None]
+    unknown: bool
+
+
+def on_failure(
+    code: str, ceiling_usd: str | None, sent: int, most: int, attempts: int = 1
+) -> Spent:
+    """Return what a call that failed is counted as: nothing if it was turned away.
+
+    Else nobody knows, and each attempt counts at its ceiling, as a call lost in a crash does.
+    """
+    if code in UNCHARGED:
+        return Spent("0", {"input_tokens": 0, "output_tokens": 0}, unknown=False)
+    times = max(1, attempts)
+    usd = None if ceiling_usd is None else format(Decimal(ceiling_usd) * times, "f")
+    usage: dict[str, int | None] = {"input_tokens": sent * times, "output_tokens": most * times}
+    return Spent(usd, usage, unknown=True)
+
+
+def output_ceiling(settings: Settings) -> int:
+    """Return the most tokens that one reply can have, as far as a limit or custom bounds it."""
+    return settings.max_output_tokens or OUTPUT_CEILING_TOKENS

@@ -1,0 +1,265 @@
+"""The ledger of calls: what leaves a cell or a model is requested before, and resolved after.
+
+A call from code is known by its function, the digest of its arguments and how often the cell has
+made that call, never by its position. The intent is recorded before dispatch and the one outcome
+after it. `pure` calls may simply be made again, until the cell makes a call that is recorded: from
+there on, a re-run must see what the cell saw, so the answers of its pure calls are recorded too,
+earlier ones in the batch of that call. After a crash between intent and outcome, the effect class
+decides what happens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from holdfast.core.events import Event
+from holdfast.core.facts import (
+    CallKind,
+    CallRequested,
+    CallResolved,
+    Effect,
+    Executor,
+    Fact,
+    LeafCalled,
+    Outcome,
+)
+from holdfast.core.payloads import Slot, slot, slot_of_bytes
+from holdfast.kernels.port import CallKey, Encoded, FileRead, HostAnswer, HostCall, RecordedCall
+from holdfast.runtime.journal import Journal
+from holdfast.stores.port import SessionStore
+
+PAGE_EVENTS = 1000
+SHOWN_CHARACTERS = 120
+OUTCOME_UNKNOWN = "OutcomeUnknown"
+
+Reads = list[list[str]]
+
+
+def nanoseconds(at: str) -> int:
+    """Return a record's time as nanoseconds, for the clock inside a cell."""
+    moment = datetime.fromisoformat(at)
+    return int(moment.timestamp()) * 1_000_000_000 + moment.microsecond * 1000
+
+
+def read_before(call: HostCall) -> Reads:
+    """Return the files that a cell read before a call, as a fact stores them."""
+    return [[item.path, item.digest] for item in call.files]
+
+
+def files_of(stored: Reads) -> tuple[FileRead, ...]:
+    """Return stored file reads as a kernel takes them."""
+    return tuple(FileRead(path, digest) for path, digest in stored)
+
+
+async def pages(
+    store: SessionStore, session_id: str, after: int, types: Sequence[str]
+) -> AsyncIterator[Event]:
+    """Yield events of some types after a position, read page by page."""
+    while page := await store.read_events(session_id, after=after, limit=PAGE_EVENTS, types=types):
+        for event in page:
+            yield event
+        after = page[-1].seq
+
+
+@dataclass(slots=True)
+class Recorded:
+    """One call of a cell as the log has it."""
+
+    request: CallRequested
+    resolved: CallResolved | None = None
+    seq: int = 0  # of the outcome
+    at: str = ""  # of the outcome
+
+
+@dataclass(slots=True)
+class Ledger:
+    """The calls of one evaluation: those that the log has, and those that are made now."""
+
+    journal: Journal
+    turn: int
+    step: int
+    eval: int
+    calls: dict[CallKey, Recorded] = field(default_factory=dict)
+    leaves: list[tuple[Event, LeafCalled]] = field(default_factory=list)
+    _recording: bool = False
+    _pure: list[tuple[HostCall, Outcome, Encoded | None, str | None]] = field(default_factory=list)
+
+    async def load(self) -> None:
+        """Take up what the log has of this evaluation's calls."""
+        state, turn = self.journal.state, self.journal.state.turn
+        assert turn is not None
+        if state.calls_made == turn.cell_calls:
+            return  # the cell has not begun, or has made no call that is recorded
+        by_id: dict[str, Recorded] = {}
+        types = [CallRequested.TYPE, CallResolved.TYPE, LeafCalled.TYPE]
+        events = pages(self.journal.store, self.journal.session, turn.step_seq, types)
+        async for event in events:
+            fact = event.fact()
+            if isinstance(fact, LeafCalled) and fact.eval == self.eval:
+                self.leaves.append((event, fact))
+            elif isinstance(fact, CallRequested) and fact.eval == self.eval:
+                key = CallKey(fact.name, fact.digest or "", fact.occurrence or 0)
+                by_id[fact.call_id] = self.calls[key] = Recorded(fact)
+            elif isinstance(fact, CallResolved) and fact.call_id in by_id:
+                done = by_id[fact.call_id]
+                done.resolved, done.seq, done.at = fact, event.seq, event.at
+        self._recording = bool(self.calls or self.leaves)
+
+    async def recorded_calls(self) -> list[tuple[int, RecordedCall]]:
+        """Return the recorded calls, each with the position of its outcome."""
+        found: list[tuple[int, RecordedCall]] = []
+        for key, item in self.calls.items():
+            answer = None if item.resolved is None else await self._answer(item.at, item.resolved)
+            pure = item.request.effect == "pure"
+            made = RecordedCall(*key, pure=pure, answer=answer, files=files_of(item.request.files))
+            found.append((item.seq if answer else 2**53, made))
+        return found
+
+    def call_id(self, call: HostCall) -> str:
+        """Return the id of a call, the same whenever the cell makes it."""
+        return f"c{self.eval}-{call.function}-{call.digest[-12:]}-{call.ordinal}"
+
+    def unsaved(self) -> list[Fact]:
+        """Return the pure calls so far, which a batch must bring that makes the cell recorded."""
+        self._recording = True
+        kept, self._pure = self._pure, []
+        return [fact for made in kept for fact in self._pure_facts(*made)]
+
+    async def pure(
+        self, call: HostCall, outcome: Outcome, value: Encoded | None, error: str | None
+    ) -> HostAnswer:
+        """Answer a pure call, and record it where a re-run must see the same answer."""
+        if not self._recording:
+            self._pure.append((call, outcome, value, error))
+            return as_answer(outcome, value, error, nanoseconds(self.journal.state.updated_at))
+        made = self._pure_facts(call, outcome, value, error)
+        done = await self.journal.append(lambda _: made)
+        return as_answer(outcome, value, error, nanoseconds(done.events[-1].at))
+
+    def _pure_facts(
+        self, call: HostCall, outcome: Outcome, value: Encoded | None, error: str | None
+    ) -> list[Fact]:
+        request = self.requested(call, executor="server", effect="pure")
+        return [request, _resolution(request.call_id, outcome, value, error, None)]
+
+    def requested(
+        self,
+        call: HostCall,
+        *,
+        executor: Executor,
+        effect: Effect,
+        kind: CallKind = "tool",
+        approval: bool = False,
+        deadline: str | None = None,
+    ) -> CallRequested:
+        """Return the intent of a call."""
+        return CallRequested(
+            call_id=self.call_id(call),
+            name=call.function,
+            executor=executor,
+            effect=effect,
+            kind=kind,
+            arguments=slot_of_bytes(call.arguments.encoding, call.arguments.data, "arguments"),
+            turn=self.turn,
+            step=self.step,
+            eval=self.eval,
+            digest=call.digest,
+            occurrence=call.ordinal,
+            files=read_before(call),
+            approval=approval,
+            deadline=deadline,
+        )
+
+    async def request(self, intent: CallRequested, *more: Fact) -> None:
+        """Record an intent, with the pure calls that led to it."""
+        await self.journal.append(lambda _: [*self.unsaved(), intent, *more])
+        key = CallKey(intent.name, intent.digest or "", intent.occurrence or 0)
+        self.calls[key] = Recorded(intent)
+
+    async def resolve(
+        self,
+        call_id: str,
+        outcome: Outcome,
+        value: Encoded | None = None,
+        error: str | None = None,
+        latency_ms: int | None = None,
+    ) -> HostAnswer:
+        """Record the one outcome of a call, and return it as the cell's answer."""
+        fact = _resolution(call_id, outcome, value, error, latency_ms)
+        done = await self.journal.append(lambda _: [fact])
+        event = done.events[0]
+        for item in self.calls.values():
+            if item.request.call_id == call_id:
+                item.resolved, item.seq, item.at = fact, event.seq, event.at
+        return as_answer(outcome, value, error, nanoseconds(event.at))
+
+    async def _answer(self, at: str, fact: CallResolved) -> HostAnswer:
+        value = None
+        if fact.result is not None:
+            stored = await self.journal.hydrate(fact.result)
+            value = Encoded(stored.encoding, stored.data or b"")
+        error = None if fact.error is None else str(await self.journal.value(fact.error))
+        return as_answer(fact.outcome, value, error, nanoseconds(at))
+
+    async def account(self) -> list[str]:
+        """Return a line on each call that was made, for the model: what came of it."""
+        lines = []
+        for item in self.calls.values():
+            if item.request.effect != "pure":
+                lines.append(await self._line(item))
+        for _, leaf in self.leaves:
+            lines.append(f"{leaf.function} (item {leaf.item}): {leaf.status}")
+        return lines
+
+    async def _line(self, item: Recorded) -> str:
+        arguments = _short(await self.journal.value(item.request.arguments))
+        resolved = item.resolved
+        told: str = "unknown" if resolved is None else resolved.outcome
+        if resolved is not None and resolved.result is not None:
+            told += f", {_short(await self.journal.value(resolved.result))}"
+        return f"{item.request.name}({arguments}): {told}"
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}…"
+
+
+def _resolution(
+    call_id: str,
+    outcome: Outcome,
+    value: Encoded | None,
+    error: str | None,
+    latency_ms: int | None,
+) -> CallResolved:
+    result: Slot | None = None
+    if value is not None:
+        result = slot_of_bytes(value.encoding, value.data, "answer")
+    return CallResolved(
+        call_id=call_id,
+        outcome=outcome,
+        result=result,
+        error=None if error is None else slot(error, "error"),
+        latency_ms=latency_ms,
+    )
+
+
+def in_order(calls: Iterable[tuple[int, RecordedCall]]) -> list[RecordedCall]:
+    """Return recorded calls in the order of their outcomes in the log."""
+    return [call for _, call in sorted(calls, key=lambda pair: pair[0])]
+
+
+def as_answer(outcome: str, value: Encoded | None, error: str | None, at_ns: int) -> HostAnswer:
+    """Return an outcome as the cell gets it: a value, or an exception that it can catch."""
+    if outcome == "ok":
+        return HostAnswer.ok(value or Encoded("json", b"null"), at_ns)
+    if outcome == "unknown":
+        message = "the process ended during this call: whether it took effect is unknown"
+        return HostAnswer.failed(OUTCOME_UNKNOWN, message, at_ns)
+    if outcome in ("denied", "expired", "cancelled"):
+        name = {"denied": "PermissionError", "expired": "TimeoutError"}.get(outcome, "CallError")
+        return HostAnswer.failed(name, error or f"the call was {outcome}", at_ns)
+    name, _, message = (error or "RuntimeError: the call failed").partition(": ")
+    return HostAnswer.failed(name, message, at_ns)

@@ -1,0 +1,162 @@
+"""Claims: which sessions are driven in this process, and what is kept warm between drives.
+
+A session is driven by one task at a time. Whoever drives takes the store's lease for it, and takes
+up afterwards what arrived in the inbox meanwhile. What a driver built is kept for the next one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any
+
+from holdfast.core.errors import AgentMissing, LeaseHeld, Refused, SessionBusy, StoreFailed
+from holdfast.core.ids import check_id
+from holdfast.runtime.driver import Driver, Warm
+from holdfast.runtime.engine import Engine
+from holdfast.runtime.inbox import DRIVER_KINDS, Watched
+from holdfast.runtime.shelter import carried_through
+
+logger = logging.getLogger("holdfast.runtime")
+
+WARM_SESSIONS = 256
+
+
+class _Claim:
+    """One drive of a session in this process: the task it runs in, and its end."""
+
+    def __init__(self) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self.task: asyncio.Task[Any] = task
+        self.over = asyncio.Event()
+        self.contended = False  # someone found it in the way
+
+
+class Claims:
+    """The drives of one runtime."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._closed = False
+        self._claims: dict[str, _Claim] = {}
+        self._warm: OrderedDict[str, Warm] = OrderedDict()
+        self._background: set[asyncio.Task[Any]] = set()
+
+    @asynccontextmanager
+    async def driving(
+        self, session_id: str, *, takeover: bool = False, needs_agent: bool = True
+    ) -> AsyncIterator[Driver]:
+        """Hold a session's lease while it is driven, and take up what queued meanwhile."""
+        if self._closed:
+            raise Refused("this runtime is closed; open another to drive sessions")
+        if check_id(session_id) in self._claims:
+            self._claims[session_id].contended = True
+            raise SessionBusy(
+                f"session {session_id!r} has a turn in flight here; wait for it, or send with "
+                "when_busy='queue'"
+            )
+        claim = self._claims[session_id] = _Claim()
+        driver: Driver | None = None
+        failed, interrupted = True, False
+        try:
+            with self._engine.inboxes.watching(session_id) as watched:
+                driver = await self._driver(session_id, takeover, needs_agent, watched)
+                yield driver
+            failed = False
+        except asyncio.CancelledError:
+            interrupted = True
+            raise
+        finally:
+            try:
+                if driver is not None:
+                    await carried_through(driver.close(failed=failed, interrupted=interrupted))
+            finally:
+                del self._claims[session_id]
+                claim.over.set()
+                if driver is not None and driver.warm is not None:
+                    self._warm[session_id] = driver.warm
+            while len(self._warm) > WARM_SESSIONS:
+                await self._warm.popitem(last=False)[1].close()
+        # Looked for as the lease became free or after it: who asked while it was held is seen here,
+        # and who comes later can take it, but for those who found this claim in their way.
+        nothing = driver.journal.waiting == 0 and not claim.contended
+        if driver.state.status == "idle" and not nothing and await self._has_work(session_id):
+            self.spawn(self.resume(session_id))
+
+    async def resume(self, session_id: str) -> None:
+        """Take up a session in the background; what goes wrong is logged."""
+        try:
+            async with self.driving(session_id) as driver:
+                await driver.resume(force=False)
+        except (SessionBusy, LeaseHeld):
+            logger.debug("session %s is driven by someone else", session_id)
+        except Exception:
+            logger.warning("session %s was not recovered", session_id, exc_info=True)
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run work in the background, until it ends or the runtime is closed."""
+        task = asyncio.ensure_future(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+    async def settled(self) -> None:
+        """Wait until nothing is driven in the background."""
+        while self._background:
+            await asyncio.gather(*self._background, return_exceptions=True)
+
+    async def close(self) -> None:
+        """Break off what is driven here, recording it."""
+        self._closed = True
+        mine = asyncio.current_task()
+        claims = [claim for claim in self._claims.values() if claim.task is not mine]
+        for task in {*self._background, *(claim.task for claim in claims)}:
+            task.cancel()
+        for claim in claims:
+            await claim.over.wait()
+        await self.settled()
+        self._warm.clear()
+
+    async def _driver(
+        self, session_id: str, takeover: bool, needs_agent: bool, watched: Watched
+    ) -> Driver:
+        """Take a session's lease and what is needed to drive it."""
+        store = self._engine.store
+        if needs_agent and session_id not in self._warm:
+            await self._check_agent(session_id)
+        lease = await store.acquire(session_id, takeover=takeover)
+        warm = self._warm.pop(session_id, None)
+        if warm is not None and warm.state.seq == lease.seq:
+            return Driver(self._engine, lease, warm.state, watched, warm)
+        try:
+            # Read under the lease: before it was ours the log may have moved.
+            state = await store.load_state(session_id)
+        except BaseException:
+            await carried_through(store.release(lease))
+            raise
+        return Driver(self._engine, lease, state, watched, warm)
+
+    def keep(self, session_id: str, warm: Warm) -> None:
+        """Keep what is known of a new session for its first drive."""
+        self._warm[session_id] = warm
+
+    async def _check_agent(self, session_id: str) -> None:
+        state = await self._engine.store.load_state(session_id)
+        agents = self._engine.agents
+        if state.agent not in agents:
+            raise AgentMissing(
+                f"session {session_id!r} is driven by agent {state.agent!r}, which is not "
+                f"registered here; open the runtime with it (here: {', '.join(agents)})"
+            )
+
+    async def _has_work(self, session_id: str) -> bool:
+        try:
+            items = await self._engine.store.list_inbox(session_id)
+        except StoreFailed:
+            # The turn that was just worked must not be lost for this: the inbox is durable.
+            logger.warning("the inbox of session %s was not read", session_id, exc_info=True)
+            return False
+        return any(item.kind in DRIVER_KINDS for item in items)

@@ -1,0 +1,80 @@
+"""The engine: the one object that every drive gets, with all that a process drives sessions with.
+
+Store, kernels, models, agents and gates are of the process; what belongs to one session stands in
+its log and in the driver that holds its lease.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+
+from holdfast.core.errors import AgentMissing, InvalidSettings
+from holdfast.kernels.choose import Kernels
+from holdfast.models.choose import model_from_name
+from holdfast.models.port import Model
+from holdfast.runtime.agent import Agent
+from holdfast.runtime.inbox import InboxWatcher
+from holdfast.runtime.leaf_gate import LeafGate
+from holdfast.runtime.settings import Resolved
+from holdfast.stores.port import SessionStore
+
+logger = logging.getLogger("holdfast.runtime")
+
+
+class Engine:
+    """What sessions are driven with in this process."""
+
+    def __init__(
+        self,
+        store: SessionStore,
+        *,
+        resolved: Resolved,
+        agents: Mapping[str, Agent],
+        models: Mapping[str, Model],
+        kernels: Kernels,
+    ) -> None:
+        self.store = store
+        self.resolved = resolved
+        self.agents = dict(agents)
+        self.kernels = kernels
+        self.leaf_gate = LeafGate(resolved.settings.leaf_concurrency)
+        self.inboxes = InboxWatcher(store)
+        self._models = dict(models)
+
+    def agent(self, name: str) -> Agent:
+        """Return an agent by name; AgentMissing names those that are here."""
+        found = self.agents.get(name)
+        if found is None:
+            raise AgentMissing(
+                f"agent {name!r} is not registered here; known are {', '.join(self.agents)}"
+            )
+        return found
+
+    def model(self, name: str) -> Model:
+        """Return a model by its name, made when first needed."""
+        if name not in self._models:
+            self._models[name] = model_from_name(name)
+        return self._models[name]
+
+    def model_of(self, session: str, name: str) -> Model:
+        """Return the model that a session's settings name."""
+        try:
+            return self.model(name)
+        except InvalidSettings as error:
+            if ":" in name:
+                raise
+            raise AgentMissing(
+                f"session {session!r} was started with a model of the program's own, {name!r}, "
+                "which is not here; open the runtime with it, as in open(model=…)"
+            ) from error
+
+    async def close(self) -> None:
+        """Stop workers and let go of connections."""
+        await self.inboxes.close()
+        await self.kernels.close()
+        for name, model in self._models.items():
+            try:
+                await model.close()
+            except Exception:
+                logger.warning("model %r did not close", name, exc_info=True)

@@ -1,0 +1,321 @@
+"""The turn loop: what is due next follows from the phase of the open turn, and from nothing else.
+
+A fresh turn and a revived one take the same path, so whatever a kill left unfinished is taken up
+where the log stands and nothing that is stored is done again.
+
+| phase               | what is due                                                        |
+|---------------------|--------------------------------------------------------------------|
+| `opened`, `observed`| limits are checked, then the next step is started                  |
+| `asking`            | the model is asked; the step was started by this driver            |
+| `replied`           | the harness acts on the reply                                      |
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from holdfast.core.errors import ModelError
+from holdfast.core.facts import Fact, MessageAppended, StepPut, StepStarted, TurnPut, TurnStatus
+from holdfast.core.heads import EdgeDraft, HeadDraft
+from holdfast.core.messages import Message, observation
+from holdfast.core.payloads import slot
+from holdfast.core.state import State
+from holdfast.models.asking import ask, attempts_of, ceiling_of
+from holdfast.models.errors import ModelTimeout
+from holdfast.models.port import Delta, Model, ModelReply, ModelRequest
+from holdfast.runtime import budget, results, settle
+from holdfast.runtime.blueprint import Blueprint
+from holdfast.runtime.harness import Acted, Harness
+from holdfast.runtime.journal import Journal
+from holdfast.runtime.results import TurnResult
+from holdfast.runtime.tools import Toolset, transient_text
+from holdfast.runtime.transcript import Transcript, estimate_tokens, message_slots
+from holdfast.stores.port import Transient
+
+_T = TypeVar("_T")
+
+
+class DrivingTimeUsedUp(Exception):
+    """The turn has been driven for as long as it may."""
+
+
+@dataclass(slots=True)
+class TurnLoop:
+    """What a turn is worked with."""
+
+    journal: Journal
+    blueprint: Blueprint
+    transcript: Transcript
+    harness: Harness
+    model: Model
+    toolsets: tuple[Toolset, ...]
+    release: bool = False
+    """Whether the batch of a final value gives the lease back: nothing is driven after it."""
+
+    @property
+    def state(self) -> State:
+        """Return where the log stands."""
+        return self.journal.state
+
+    async def run(self) -> TurnResult:
+        """Work the open turn until it settles or waits for someone."""
+        while True:
+            turn = self.state.turn
+            assert turn is not None
+            if self.state.status == "suspended":
+                return results.suspended(self.state)
+            try:
+                match turn.phase:
+                    case "asking":
+                        result = await self._ask()
+                    case "replied":
+                        result = await self._act()
+                    case _:
+                        result = await self._start_step()
+            except DrivingTimeUsedUp:
+                return await self._out_of_time()
+            if result is not None:
+                return result
+
+    def first_step(self, state: State, turn: int, message: Message) -> list[Fact]:
+        """Return the start of the step that answers a message, for the message's own batch.
+
+        It spares a durable write per step. Empty where a limit forbids the step: the loop then
+        finds the same and settles the turn.
+        """
+        context = self._context() + estimate_tokens(message.text)
+        if budget.before_step(self.blueprint.settings, state, context) is not None:
+            return []
+        return self._started(state, turn, context)
+
+    def _started(self, state: State, turn: int, context: int) -> list[Fact]:
+        settings = self.blueprint.settings
+        output = budget.output_ceiling(settings)
+        step = StepStarted(
+            step=state.next("step"),
+            turn=turn,
+            ordinal=state.counters.get("answered", 0),
+            model=self.model.name,
+            reserved_usd=ceiling_of(self.model, context, output),
+            reserved_input_tokens=context,
+            reserved_output_tokens=output,
+        )
+        return [*budget.warned(settings, state, context), step]
+
+    def _context(self) -> int:
+        """Return about how many tokens the next call sends."""
+        return self.transcript.tokens + estimate_tokens(self.blueprint.prompt)
+
+    async def _start_step(self) -> TurnResult | None:
+        turn, context = self.state.turn, self._context()
+        assert turn is not None
+        excess = budget.before_step(self.blueprint.settings, self.state, context)
+        if excess is not None:
+            return await settle.ended(
+                self.journal, "budget_exceeded", "budget_exceeded", excess.message, limit=excess
+            )
+        await self.journal.append(lambda state: self._started(state, turn.turn, context))
+        return None
+
+    async def _ask(self) -> TurnResult | None:
+        try:
+            reply = await self._within_time(self._asked())
+        except ModelError as error:
+            return await self._model_failed(error)
+        await self._store_reply(reply)
+        return None
+
+    def _asked(self) -> Awaitable[ModelReply]:
+        settings, context = self.blueprint.settings, self._context()
+        messages = tuple(self.transcript.messages)
+        note = "\n\n".join(
+            text
+            for text in (
+                budget.warning(settings, self.state, context),
+                transient_text(self.toolsets),
+            )
+            if text
+        )
+        if note:
+            messages = (*messages, observation(note))
+        request = ModelRequest(
+            messages=messages,
+            system=self.blueprint.prompt,
+            purpose="step",
+            session_id=self.journal.session,
+            ordinal=self.state.counters.get("answered", 0),
+            first_user_text=self.transcript.first_user_text,
+            cache_id=self.state.cache_id,
+            settings=settings.options(),
+            max_output_tokens=settings.max_output_tokens or None,
+            deadline_seconds=settings.call_timeout_seconds,
+        )
+
+        def on_delta(delta: Delta) -> None:
+            data = {"kind": delta.kind, "text": delta.text}
+            self.journal.store.notify(Transient(self.journal.session, "delta.token", data))
+
+        return ask(self.model, request, on_delta=on_delta)
+
+    async def _store_reply(self, reply: ModelReply) -> None:
+        turn = self.state.turn
+        assert turn is not None
+        content, parts = message_slots(reply.message)
+        attempts = [attempt.to_record() for attempt in reply.attempts]
+        await self.journal.append(
+            lambda state: [
+                MessageAppended(
+                    message=state.next("message"),
+                    role="assistant",
+                    content=content,
+                    turn=turn.turn,
+                    step=turn.step,
+                ),
+                StepPut(
+                    step=turn.step,
+                    turn=turn.turn,
+                    status="replied",
+                    model=reply.model,
+                    usage=reply.usage.to_record(),
+                    cost_usd=reply.cost_usd,
+                    price_table=reply.price_table,
+                    latency_ms=reply.latency_ms,
+                    finish_reason=reply.finish_reason,
+                    attempts=slot(attempts, "reply") if attempts else None,
+                ),
+            ],
+            payloads=parts,
+        )
+        self.transcript.add(reply.message)
+
+    async def _act(self) -> TurnResult | None:
+        acted = await self._within_time(self.harness.act(self.transcript.messages[-1]))
+        if acted.waits:
+            return None
+        return await self._observe(acted)
+
+    async def _observe(self, acted: Acted) -> TurnResult | None:
+        """Append what came of a reply: what the model sees next or, with a value, the end."""
+        turn = self.state.turn
+        assert turn is not None
+        written = [message_slots(message) for message in acted.messages]
+        put: TurnPut | None = None
+
+        def batch(state: State) -> list[Fact]:
+            nonlocal put
+            first = state.next("message")
+            seen = [
+                MessageAppended(
+                    message=first + index,
+                    role="observation",
+                    content=content,
+                    turn=turn.turn,
+                    step=turn.step,
+                    prose=acted.prose,
+                )
+                for index, (content, _) in enumerate(written)
+            ]
+            if acted.final is None:
+                after = self.first_step(state, turn.turn, acted.messages[-1])
+            else:
+                put = settle.turn_put(state, "final", acted.facts, final=acted.final)
+                after = [put]
+            return [*acted.facts, *seen, *after]
+
+        head, edges = None, list[EdgeDraft]()
+        if acted.final is not None:
+            kept = acted.vars or self.state.vars
+            head = HeadDraft(kind="turn_final", turn=turn.turn, vars=kept, final=acted.final)
+            edges = self._lineage()
+        await self.journal.append(
+            batch,
+            head=head,
+            edges=edges,
+            payloads=[*acted.payloads, *(part for _, parts in written for part in parts)],
+            release=self.release and acted.final is not None,
+        )
+        for message in acted.messages:
+            self.transcript.add(message)
+        if put is None:
+            return None
+        return await results.of(self.journal.store, self.journal.session, put, head=self.state.head)
+
+    def _lineage(self) -> list[EdgeDraft]:
+        """Return the edge that a fork's first head brings."""
+        origin = self.state.origin
+        if origin is None or self.state.derived:
+            return []
+        head = origin.get("head")
+        return [
+            EdgeDraft(
+                type="derivation",
+                from_session=str(origin["session"]),
+                from_head=None if head is None else str(head),
+                to_session=self.journal.session,
+            )
+        ]
+
+    async def _model_failed(self, error: ModelError) -> TurnResult:
+        turn = self.state.turn
+        assert turn is not None
+        attempts = [attempt.to_record() for attempt in attempts_of(error)]
+        spent = self._failed(error.code, len(attempts))
+        step = StepPut(
+            step=turn.step,
+            turn=turn.turn,
+            status="failed",
+            model=self.model.name,
+            cost_usd=spent.usd,
+            usage=spent.usage,
+            unknown=spent.unknown,
+            attempts=slot(attempts, "reply") if attempts else None,
+            error=settle.problem(error.code, str(error)),
+        )
+        status: TurnStatus = "timed_out" if isinstance(error, ModelTimeout) else "failed"
+        return await settle.ended(self.journal, status, error.code, str(error), before=[step])
+
+    def _failed(self, code: str, attempts: int = 1) -> budget.Spent:
+        """Return what the step in flight is counted as, which brings no reply."""
+        context, output = self._context(), budget.output_ceiling(self.blueprint.settings)
+        ceiling = ceiling_of(self.model, context, output)
+        return budget.on_failure(code, ceiling, context, output, attempts)
+
+    async def _out_of_time(self) -> TurnResult:
+        turn = self.state.turn
+        if turn is None:
+            # Time ran out while the batch that ends the turn was being written: it ended.
+            ended = self.state.counters["turn"]
+            result = await results.of_turn(self.journal.store, self.journal.session, ended)
+            assert result is not None
+            return result
+        text = f"the turn was driven for its {self.blueprint.settings.turn_seconds} seconds"
+        before: list[Fact] = []
+        if turn.phase == "asking":
+            spent = self._failed("timed_out")
+            before = [
+                StepPut(
+                    step=turn.step,
+                    turn=turn.turn,
+                    status="failed",
+                    model=self.model.name,
+                    cost_usd=spent.usd,
+                    usage=spent.usage,
+                    unknown=spent.unknown,
+                    error=settle.problem("timed_out", text),
+                )
+            ]
+        return await settle.ended(self.journal, "timed_out", "timed_out", text, before=before)
+
+    async def _within_time(self, work: Awaitable[_T]) -> _T:
+        """Await work for as long as the turn may still be driven."""
+        left = budget.seconds_left(self.blueprint.settings, self.state)
+        try:
+            async with asyncio.timeout(left) as clock:
+                return await work
+        except TimeoutError:
+            if clock.expired():
+                raise DrivingTimeUsedUp from None
+            raise
