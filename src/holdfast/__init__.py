@@ -25,10 +25,12 @@ if TYPE_CHECKING:
     from holdfast.runtime.runtime import open_runtime as open
     from holdfast.runtime.sync import SyncRuntime
     from holdfast.runtime.sync import SyncRuntime as open_sync
+    from holdfast.runtime.tools import CallContext, Tool, Toolset, tool
 
 __all__ = [
     "Agent",
     "BudgetExceeded",
+    "CallContext",
     "Failed",
     "Final",
     "HoldfastError",
@@ -39,10 +41,13 @@ __all__ = [
     "Suspended",
     "SyncRuntime",
     "TimedOut",
+    "Tool",
+    "Toolset",
     "TurnResult",
     "__version__",
     "open",
     "open_sync",
+    "tool",
 ]
 
 __version__ = "0.1.0"
@@ -54,6 +59,10 @@ _PLACES = {
     "open": "runtime:open_runtime",
     "open_sync": "sync:SyncRuntime",
     "SyncRuntime": "sync",
+    "CallContext": "tools",
+    "Tool": "tools",
+    "Toolset": "tools",
+    "tool": "tools",
 }
 
 

@@ -32,7 +32,7 @@ capabilities = st.builds(
     shell_commands=_sets(_NAMES),
     network_hosts=_sets(_HOSTS),
     tools=_sets(_NAMES),
-    surfaces=_sets(_NAMES),
+    tools=_sets(_NAMES),
     model_calls=st.booleans(),
     memory_bytes=_CEILINGS,
     cpu_seconds=_CEILINGS,
@@ -76,7 +76,6 @@ def test_what_the_meet_permits_is_exactly_what_both_permit(
         ("write_roots", path),
         ("shell_commands", name),
         ("tools", name),
-        ("surfaces", name),
         ("network_hosts", host),
     ):
         expected = one.permits(gate, asked) and other.permits(gate, asked)
@@ -118,7 +117,7 @@ def test_a_wider_override_is_refused_by_the_name_of_its_gate(gate: str, wider: o
     assert refusal.value.details["gate"] == gate
 
 
-@pytest.mark.parametrize("gate", ["tools", "surfaces", "model_calls"])
+@pytest.mark.parametrize("gate", ["tools", "model_calls"])
 def test_locked_down_cannot_be_opened_by_an_override(gate: str) -> None:
     wish = True if gate == "model_calls" else ("*",)
     with pytest.raises(CapabilityDenied, match=gate):
@@ -126,10 +125,10 @@ def test_locked_down_cannot_be_opened_by_an_override(gate: str) -> None:
 
 
 def test_a_surface_is_denied_until_the_profile_names_it() -> None:
-    assert not profile("default").permits("surfaces", "github.search")
-    assert not profile("trusted").permits("surfaces", "github.search")
-    assert profile("default", surfaces=("github.*",)).permits("surfaces", "github.search")
-    assert not profile("locked_down", surfaces=("github.*",)).permits("surfaces", "github.search")
+    assert not profile("default").permits("tools", "github.search")
+    assert not profile("trusted").permits("tools", "github.search")
+    assert profile("default", tools=("github.*",)).permits("tools", "github.search")
+    assert not profile("locked_down", tools=("github.*",)).permits("tools", "github.search")
 
 
 def test_a_narrower_override_is_taken_and_leaves_the_other_gates() -> None:
@@ -146,7 +145,7 @@ def test_the_profiles_are_ordered_from_locked_down_to_trusted() -> None:
     locked, default, trusted = (profile(n, "/area") for n in ("locked_down", "default", "trusted"))
     assert default.wider_gates(locked) == []
     assert trusted.wider_gates(default) == []
-    assert set(locked.wider_gates(default)) == {"read_roots", "model_calls", "tools"}
+    assert set(locked.wider_gates(default)) == {"read_roots", "model_calls"}
     assert set(default.wider_gates(trusted)) == {"write_roots", "shell_commands", "network_hosts"}
 
 
@@ -192,4 +191,4 @@ def test_a_record_with_a_gate_of_the_future_is_not_read() -> None:
 
 def test_every_gate_is_generated_above() -> None:
     assert {field.name for field in fields(Capability)} == GATES
-    assert len(GATES) == 14
+    assert len(GATES) == 13

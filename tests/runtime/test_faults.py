@@ -134,7 +134,7 @@ async def test_a_surface_that_has_no_text_for_a_request_does_not_fail_the_turn(
         transient("right", lambda: "it is noon"),
     )
     async with await holdfast.open(
-        lab.store, model=ScriptedModel(respond), agents=[holdfast.Agent(toolsets=surfaces)]
+        lab.store, model=ScriptedModel(respond), agents=[holdfast.Agent(tools=surfaces)]
     ) as runtime:
         result = await (await runtime.start()).send("x")
     assert isinstance(result, holdfast.Final)

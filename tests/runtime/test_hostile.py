@@ -299,7 +299,7 @@ async def test_things_of_the_wrong_kind_are_refused_by_name(lab: Lab, tmp_path, 
     for attempt in attempts:
         with pytest.raises(InvalidInput):
             await attempt()
-    for made in (lambda: holdfast.Agent(toolsets=wrong), lambda: holdfast.Agent(settings=wrong)):
+    for made in (lambda: holdfast.Agent(tools=wrong), lambda: holdfast.Agent(settings=wrong)):
         with pytest.raises(InvalidInput):
             made()
     assert not list(tmp_path.iterdir())

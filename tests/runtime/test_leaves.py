@@ -245,7 +245,7 @@ async def test_calls_in_flight_when_the_cell_ends_leave_a_trace(lab: Lab) -> Non
         await asyncio.Event().wait()
 
     desk = Toolset("desk", 1, (Tool("post", post),))
-    runtime = await lab.open(respond, agents=[holdfast.Agent(toolsets=(desk,))])
+    runtime = await lab.open(respond, agents=[holdfast.Agent(tools=(desk,))])
     session = await runtime.start()
     result = await session.send("x")
     assert isinstance(result, holdfast.Final)

@@ -497,7 +497,7 @@ async def test_a_process_that_cannot_drive_uses_up_no_revival(lab: Lab) -> None:
     session_id = await cut_short(lab, 3)
     seq = (await lab.store.load_state(session_id)).seq
     desk = Toolset("desk", 1, (Tool("post", print),))
-    wrong = holdfast.Agent(toolsets=(desk,))
+    wrong = holdfast.Agent(tools=(desk,))
     runtime = await lab.open(replies(*WORK), agents=[wrong])
     assert (await runtime.resume(session_id)).value == ANSWER  # more surfaces do no harm
     other = await cut_short(lab, 3)

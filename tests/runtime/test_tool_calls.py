@@ -20,7 +20,7 @@ def agent(**functions) -> holdfast.Agent:
     made = tuple(
         make_tool(call, name=name, effect=effect) for name, (call, effect) in functions.items()
     )
-    return holdfast.Agent(toolsets=(Toolset("desk", 1, made, prompt="The desk."),))
+    return holdfast.Agent(tools=(Toolset("desk", 1, made, prompt="The desk."),))
 
 
 async def test_a_call_is_in_the_ledger_before_and_after(lab: Lab) -> None:

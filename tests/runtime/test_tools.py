@@ -129,7 +129,7 @@ def test_a_tool_that_cannot_be_offered_is_refused(declared: dict[str, Any]) -> N
 @pytest.mark.parametrize(
     "declaration",
     [
-        {"name": ""},
+        {"name": "a b"},
         {"version": 0},
         {"version": True},
         {"tools": ()},

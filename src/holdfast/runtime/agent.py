@@ -9,7 +9,7 @@ from typing import Any
 from holdfast.core.errors import InvalidSettings, check_kind
 from holdfast.core.ids import check_id
 from holdfast.runtime import brokers
-from holdfast.runtime.tools import Toolset
+from holdfast.runtime.tools import Toolset, tool_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,19 +18,25 @@ class Agent:
 
     name: str = "default"
     version: str = "1"
-    toolsets: tuple[Toolset, ...] = ()
+    tools: Sequence[Any] = ()  # functions, which code calls by name, and toolsets
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         check_id(self.name, "agent name")
         check_kind(self.settings, Mapping, "set of settings")
-        check_kind(self.toolsets, Sequence, "list of toolsets")
+        check_kind(self.tools, Sequence, "list of tools")
         for toolset in self.toolsets:
-            check_kind(toolset, Toolset, "toolset")
             if toolset.name == brokers.MODULE:
                 raise InvalidSettings(
                     f"toolset {toolset.name!r} has the name of the brokers; choose another name"
                 )
+
+    @property
+    def toolsets(self) -> tuple[Toolset, ...]:
+        """Return the tools as toolsets; plain functions stand in one without a name."""
+        grouped = tuple(item for item in self.tools if isinstance(item, Toolset))
+        plain = tuple(tool_of(item) for item in self.tools if not isinstance(item, Toolset))
+        return (Toolset("", 1, plain), *grouped) if plain else grouped
 
 
 def by_name(agents: Iterable[Agent]) -> dict[str, Agent]:

@@ -140,9 +140,7 @@ async def of(
     about: dict[str, Any] = {"session": session_id, "head": head}
     if limit is not None:
         about |= {"limit": limit.limit, "used": limit.used, "allowed": limit.allowed}
-        about["error"] = Excess(
-            limit.limit, limit.used, limit.allowed, limit.unknown_calls
-        ).message
+        about["error"] = Excess(limit.limit, limit.used, limit.allowed, limit.unknown_calls).message
     if put is None:
         return BudgetExceeded(**about)
     kind = KINDS[put.status]

@@ -140,6 +140,9 @@ class Tool:
 class Toolset:
     """A named, versioned group of tools; code reaches them as `import name`.
 
+    Tools that are given to an agent without a group stand in one without a name, and code calls
+    them without importing anything.
+
     `prompt` stands in the card, which is stable over a session. `transient` gives text for one
     request only; it is never stored.
     """
@@ -154,7 +157,8 @@ class Toolset:
         where = f"toolset {self.name!r}"
         if isinstance(self.version, bool) or not isinstance(self.version, int) or self.version < 1:
             raise InvalidSettings(f"{where}: version is a number from 1 up")
-        _check_name(where, self.name)
+        if self.name:
+            _check_name(where, self.name)
         if self.name in sys.stdlib_module_names:
             raise InvalidSettings(f"{where}: {self.name!r} is part of the standard library")
         check_kind(self.tools, Sequence, "list of tools")
@@ -179,11 +183,11 @@ class Toolset:
 
     def card(self) -> str:
         """Return what the model is told about this toolset."""
-        lines = [f"import {self.name}  # version {self.version}"]
+        lines = [f"import {self.name}  # version {self.version}"] if self.name else []
         if self.prompt:
             lines.append(self.prompt.strip())
         for item in self.tools:
-            lines.append(f"def {self.name}.{item.name}{item.signature}")
+            lines.append(f"def {path(self, item)}{item.signature}")
             lines += [f"    {line}" for line in item.doc.strip().splitlines()]
         return "\n".join(lines)
 
@@ -384,7 +388,7 @@ def admit(toolsets: Iterable[Toolset], capability: Capability) -> tuple[Toolset,
 
 def path(toolset: Toolset, item: Tool) -> str:
     """Return the name under which calls of a tool are recorded."""
-    return f"{toolset.name}.{item.name}"
+    return f"{toolset.name}.{item.name}" if toolset.name else item.name
 
 
 def host_functions(toolsets: Iterable[Toolset]) -> tuple[HostFunction, ...]:
