@@ -32,7 +32,6 @@ capabilities = st.builds(
     shell_commands=_sets(_NAMES),
     network_hosts=_sets(_HOSTS),
     tools=_sets(_NAMES),
-    tools=_sets(_NAMES),
     model_calls=st.booleans(),
     memory_bytes=_CEILINGS,
     cpu_seconds=_CEILINGS,
