@@ -220,3 +220,69 @@ async def test_a_plain_function_may_return_an_awaitable(lab: Lab) -> None:
         agents=[agent(do=(lambda n: later(n), "once"))],
     )
     assert (await (await runtime.start()).send("x")).value == 2
+
+
+async def cut_at_outcome_of(lab: Lab, code: str, name: str, agents: list, **options) -> str:
+    """Drive a turn to the outcome of a tool's call, which is lost with the process."""
+    store = MemorySessionStore(lab.store.bank)
+    append = store.append
+
+    async def dies(lease, seq, facts, **given):
+        resolved = [fact.call_id for fact in facts if fact.TYPE == "call.resolved"]
+        if any(name in call_id for call_id in resolved):
+            raise Killed
+        return await append(lease, seq, facts, **given)
+
+    store.append = dies
+    model = model_of(lab, replies(cell(code)))
+    runtime = await holdfast.open(store, model=model, agents=agents, **options)
+    session = await runtime.start()
+    with pytest.raises(BaseException):  # noqa: B017
+        await session.send("x")
+    store.bank.owners.pop(store.owner, None)
+    await runtime.close()
+    return session.id
+
+
+async def test_a_rerun_sees_the_pure_answers_that_the_cell_saw(lab: Lab) -> None:
+    answers, posted = iter(["first", "second"]), []
+    desk = agent(search=(lambda: next(answers), "pure"), post=(posted.append, "idempotent"))
+    code = "import desk\nfound = desk.search()\ndesk.post(found)\nFINAL(found)"
+    session = await cut_at_outcome_of(lab, code, "desk.post", [desk])
+    again = await lab.open(replies(cell(code)), agents=[desk])
+    result = await again.resume(session)
+    assert isinstance(result, holdfast.Final)
+    assert (result.value, posted) == ("first", ["first", "first"])
+    effects = [call.effect for call in await again.calls(session)]
+    assert effects == ["pure", "idempotent"]
+
+
+async def test_a_cell_that_writes_a_file_it_had_read_is_run_again_with_what_it_read(
+    lab: Lab, tmp_path
+) -> None:
+    (tmp_path / "count.txt").write_text("1")
+    code = (
+        f"import work\ntext = open('{tmp_path}/count.txt').read()\n"
+        "work.write_text('count.txt', text + '1')\nFINAL(text)"
+    )
+    options = {"profile": "trusted", "work_area": str(tmp_path)}
+    session = await cut_at_outcome_of(lab, code, "work.write_text", [], **options)
+    assert (tmp_path / "count.txt").read_text() == "11"
+    again = await lab.open(replies(cell(code)), **options)
+    result = await again.resume(session)
+    assert isinstance(result, holdfast.Final)
+    assert (result.value, (tmp_path / "count.txt").read_text()) == ("1", "11")
+
+
+async def test_the_observation_of_a_diverged_cell_tells_what_its_calls_came_to(lab: Lab) -> None:
+    made = []
+    desk = agent(post=(made.append, "once"))
+    code = "import desk, time\ndesk.post(time.process_time_ns())\nFINAL(1)"
+    session = await cut_at_outcome_of(lab, code, "desk.post", [desk])
+    again = await lab.open(replies(cell(code), cell("FINAL(2)")), agents=[desk])
+    result = await again.resume(session)
+    assert isinstance(result, holdfast.Final)
+    assert (result.value, len(made)) == (2, 1)
+    seen = lab.requests[-1].messages[-1].text
+    assert "did not run the same way again" in seen
+    assert f"desk.post({{'args': [{made[0]}], 'kwargs': {{}}}}): unknown" in seen

@@ -10,8 +10,8 @@ decides what happens.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from holdfast.core.events import Event
@@ -48,9 +48,10 @@ def read_before(call: HostCall) -> Reads:
     return [[item.path, item.digest] for item in call.files]
 
 
-def files_of(stored: Reads) -> tuple[FileRead, ...]:
-    """Return stored file reads as a kernel takes them."""
-    return tuple(FileRead(path, digest) for path, digest in stored)
+def files_of(stored: Reads, contents: Mapping[str, bytes] | None = None) -> tuple[FileRead, ...]:
+    """Return stored file reads as a kernel takes them, with the contents that were kept."""
+    kept = contents or {}
+    return tuple(FileRead(path, digest, kept.get(digest)) for path, digest in stored)
 
 
 async def pages(
@@ -84,6 +85,7 @@ class Ledger:
     calls: dict[CallKey, Recorded] = field(default_factory=dict)
     leaves: list[tuple[Event, LeafCalled]] = field(default_factory=list)
     _recording: bool = False
+    _kept: dict[str, Slot] = field(default_factory=dict)  # contents of files, by digest
     _pure: list[tuple[HostCall, Outcome, Encoded | None, str | None]] = field(default_factory=list)
 
     async def load(self) -> None:
@@ -110,10 +112,15 @@ class Ledger:
     async def recorded_calls(self) -> list[tuple[int, RecordedCall]]:
         """Return the recorded calls, each with the position of its outcome."""
         found: list[tuple[int, RecordedCall]] = []
+        contents: dict[str, bytes] = {}
+        for item in self.calls.values():
+            for digest, kept in item.request.contents.items():
+                contents[digest] = (await self.journal.hydrate(kept)).data or b""
         for key, item in self.calls.items():
             answer = None if item.resolved is None else await self._answer(item.at, item.resolved)
             pure = item.request.effect == "pure"
-            made = RecordedCall(*key, pure=pure, answer=answer, files=files_of(item.request.files))
+            files = files_of(item.request.files, contents)
+            made = RecordedCall(*key, pure=pure, answer=answer, files=files)
             found.append((item.seq if answer else 2**53, made))
         return found
 
@@ -172,8 +179,20 @@ class Ledger:
             deadline=deadline,
         )
 
+    async def keep_files(self, call: HostCall) -> None:
+        """Keep the content of the files that the cell has read, for a re-run from this call on.
+
+        Raise FileNotKept where one is too large: the call is to be refused.
+        """
+        for digest, data in (await call.contents()).items():
+            if digest not in self._kept:
+                self._kept[digest] = slot_of_bytes("bytes", data, "chunk")
+
     async def request(self, intent: CallRequested, *more: Fact) -> None:
-        """Record an intent, with the pure calls that led to it."""
+        """Record an intent, with the pure calls and the files that led to it."""
+        told = {digest for item in self.calls.values() for digest in item.request.contents}
+        kept = {digest: item for digest, item in self._kept.items() if digest not in told}
+        intent = replace(intent, contents=kept)
         await self.journal.append(lambda _: [*self.unsaved(), intent, *more])
         key = CallKey(intent.name, intent.digest or "", intent.occurrence or 0)
         self.calls[key] = Recorded(intent)

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from holdfast.core import values
-from holdfast.core.errors import HoldfastError, UnsupportedValue
+from holdfast.core.errors import FileNotKept, HoldfastError, UnsupportedValue
 from holdfast.core.facts import Outcome
 from holdfast.kernels.port import Encoded, HostAnswer, HostCall, RecordedCall
-from holdfast.runtime.calls import Ledger
+from holdfast.runtime.calls import Ledger, nanoseconds
 from holdfast.runtime.tools import CallContext, Tool, Toolset, find
 
 Ran = tuple[Outcome, Encoded | None, str | None]
@@ -45,6 +45,11 @@ class ToolHandler:
             return await ledger.pure(call, *await self._run(tool, call, call_id))
         known = ledger.calls.get(call.key)
         if known is None:
+            try:
+                await ledger.keep_files(call)
+            except FileNotKept as error:
+                at = nanoseconds(ledger.journal.state.updated_at)
+                return HostAnswer.failed("CallError", str(error), at)
             await ledger.request(ledger.requested(call, executor=tool.executor, effect=tool.effect))
         elif "once" in (tool.effect, known.request.effect):
             return await ledger.resolve(known.request.call_id, "unknown")

@@ -17,7 +17,7 @@ from msgspec import structs
 
 from holdfast.core.capability import Capability
 from holdfast.core.errors import KernelError
-from holdfast.core.facts import EvalAdded, Fact, VarsCheckpointed
+from holdfast.core.facts import EvalAdded, EvalStatus, Fact, VarsCheckpointed
 from holdfast.core.messages import Message, observation
 from holdfast.core.payloads import Slot, manifest, refs_in, slot, slot_of_bytes
 from holdfast.core.state import OpenTurn
@@ -108,7 +108,10 @@ class CodeHarness:
         turn = self._turn
         shown = await self._stored_outputs(turn.step_seq) if turn.evals else []
         for index in range(turn.evals, len(cells)):
-            record, checkpoint, final, output = await self._cell(cells[index], index, len(cells))
+            done = await self._cell(cells[index], index, len(cells))
+            if done is None:
+                return Acted(waits=True)
+            record, checkpoint, final, output = done
             shown.append(output)
             facts, payloads, kept = self._facts(record, checkpoint)
             if index == len(cells) - 1 or record.status != "ok":
@@ -166,7 +169,8 @@ class CodeHarness:
 
     async def _cell(
         self, code: str, index: int, total: int
-    ) -> tuple[EvalAdded, Checkpoint | None, Slot | None, str]:
+    ) -> tuple[EvalAdded, Checkpoint | None, Slot | None, str] | None:
+        """Run one cell; None where it was given up, because it waits for someone outside."""
         state, turn = self.journal.state, self._turn
         number = state.next("eval")
         ledger = Ledger(self.journal, turn.turn, turn.step, number)
@@ -180,10 +184,13 @@ class CodeHarness:
 
         started = time.monotonic()
         result: CellResult | None = None
+        status: EvalStatus = "died"
         try:
             kernel = await self._opened()
             result = await self._evaluated(kernel, code, turn, recorded, on_call)
-            output = observe_cell(result, index, total)
+            if result.status == "waiting":
+                return None
+            status, output = result.status, observe_cell(result, index, total)
         except KernelError as error:
             logger.warning("cell %d of session %s: %s", number, self.journal.session, error.code)
             output = observe_death(str(error), index, total)
@@ -195,7 +202,7 @@ class CodeHarness:
             step=turn.step,
             index=index,
             code=slot(code, "code"),
-            status="died" if result is None else result.status,
+            status=status,
             value=_value_slot(result),
             output=slot(output, "output"),
             error=_error_slot(result),
