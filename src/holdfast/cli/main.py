@@ -25,6 +25,7 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "resume": ("turns", "Go on with what was interrupted or queued."),
         "stop": ("sessions", "Ask a session to end."),
         "fork": ("sessions", "Start a session from a head of another."),
+        "workflow": ("workflow", "Check a workflow file, or draw it."),
     },
     "Look": {
         "sessions": ("sessions", "List sessions, newest first."),
