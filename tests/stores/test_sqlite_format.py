@@ -2,6 +2,7 @@
 
 import os
 import re
+from collections import defaultdict
 from pathlib import Path
 
 import apsw
@@ -14,6 +15,7 @@ from holdfast.core.errors import (
     InvalidInput,
     InvalidRef,
     NothingWritten,
+    SessionDeleted,
     StoreNewer,
     StoreUnsafe,
 )
@@ -21,11 +23,12 @@ from holdfast.core.fold import FOLD_VERSION
 from holdfast.core.payloads import slot
 from holdfast.core.replay import Copy
 from holdfast.stores import place, relational, snapshots, sqlite
-from holdfast.stores.port import InboxDraft
+from holdfast.stores.port import InboxDraft, SessionFilter
 from holdfast.stores.portable import export_sessions, import_sessions
 from holdfast.stores.sqlite import database
 from holdfast.stores.sqlite.store import SqliteSessionStore
 from holdfast.stores.verify import verify
+from holdfast.testing.driver import drive
 
 SOURCES = sorted(
     source
@@ -74,47 +77,40 @@ async def test_migrations_are_numbered_without_gap_and_recorded_with_their_check
     assert connect(tmp_path).pragma("user_version") == numbers[-1]
 
 
-TO_FIRST_FORMAT = """
-INSERT INTO refs SELECT key, session, used FROM payloads WHERE session IS NOT NULL;
-CREATE TABLE old_payloads (
-  key INTEGER PRIMARY KEY, tenant INTEGER NOT NULL, id BLOB NOT NULL, size INTEGER NOT NULL,
-  at INTEGER NOT NULL, data BLOB, UNIQUE (tenant, id)
-);
-INSERT INTO old_payloads SELECT key, tenant, id, size, at, data FROM payloads;
-DROP TABLE payloads;
-ALTER TABLE old_payloads RENAME TO payloads;
-DELETE FROM migrations WHERE version > 1;
-PRAGMA user_version = 1;
-"""
+FORMATS = sorted(Path(__file__).parent.glob("formats/*.sql"))
 
 
-async def test_a_store_of_the_first_format_is_brought_to_this_one_with_every_ref(tmp_path):
+def store_of_format(path, dump):
+    """Make a store as an earlier release left it."""
+    path.mkdir(exist_ok=True)
+    connect(path).execute(dump.read_text(encoding="utf-8"))
+    connect(path).pragma("journal_mode", "wal")
+
+
+@pytest.mark.parametrize("dump", FORMATS, ids=lambda dump: dump.stem)
+async def test_a_store_of_an_older_format_is_brought_to_this_one_with_all_it_has(tmp_path, dump):
+    store_of_format(tmp_path, dump)
     store = await SqliteSessionStore.open(tmp_path)
-    shared, large = slot("shared " * 200, "message"), slot("large " * 20_000, "message")
-    unused = slot("unused " * 200, "message")
-    for name in ("first", "second"):
-        state = await store.create_session(name, facts.SessionStarted())
-        lease = await store.acquire(name)
-        for number, item in enumerate([shared, large], 1):
-            new = facts.MessageAppended(message=number, role="user", content=item)
-            state = (await store.append(lease, state.seq, [new])).state
-    await store.put_payload("second", unused)
-    await store.close()
-    connect(tmp_path).execute(TO_FIRST_FORMAT)
-    store = await SqliteSessionStore.open(tmp_path)
-    counts = connect(tmp_path).execute("SELECT count(*), count(session), sum(used) FROM payloads")
-    assert counts.fetchall() == [(3, 3, 2)]
-    assert connect(tmp_path).execute("SELECT count(*) FROM refs").fetchall() == [(2,)]
+    shared, unused = slot("shared " * 200, "message"), slot("unused " * 200, "message")
     for name in ("first", "second"):
         assert (await verify(store, name)).ok
         assert await store.get_payload(name, shared.id) == shared.data
+        info = await store.session_info(name)
+        assert (await store.list_sessions(SessionFilter(name=info.name))).sessions == (info,)
+    assert [item.key for item in await store.list_inbox("first")] == ["m"]
     with pytest.raises(InvalidRef):
         await store.get_payload("first", unused.id)
+    with pytest.raises(SessionDeleted):
+        await store.load_state("gone")
+    (wait,) = (await store.pending()).waits
+    assert (wait.session, wait.tenant, wait.call_id, wait.wait) == ("asks", "acme", "c-1", 1)
+    assert (await store.list_inbox("asks"))[0].content.value() == "yes"
+    assert (await verify(store, "asks")).ok
     await store.delete("first")
     assert (await store.gc(grace_seconds=0)).ids == (unused.id,)
     assert (await verify(store, "second")).ok
     await store.delete("second")
-    assert (await store.gc(grace_seconds=0)).payloads == 2
+    assert (await store.gc(grace_seconds=0)).payloads == 1
     await store.close()
 
 
@@ -188,6 +184,34 @@ def test_every_named_query_is_used_and_every_used_one_is_named():
 
 
 WAYS = ("forward", "backward")
+
+
+LISTINGS = [name for name in database.SQL if name.startswith(("list_sessions_", "list_pending_"))]
+
+
+@pytest.mark.parametrize("name", [*LISTINGS, "list_work_due", "sessions_without_pending"])
+async def test_a_listing_searches_an_index(tmp_path, name):
+    await store_of(tmp_path, 3)
+    plan = connect(tmp_path).execute(f"EXPLAIN QUERY PLAN {database.SQL[name]}", defaultdict(int))
+    scans = [step for *_, step in plan if re.match(r"SCAN (s|p|i|e|sessions|events|inbox)\b", step)]
+    assert [step for step in scans if "INDEX" not in step] == []
+
+
+async def test_waits_whose_rows_were_lost_are_made_anew_by_the_next_open(tmp_path, caplog):
+    store = await SqliteSessionStore.open(tmp_path)
+    driver = await drive(store)
+    await driver.ask("c-1", "May I?", deadline="2020-01-01T00:00:00Z", assignee="ann")
+    await driver.ask("c-2", "And now?", wait=1)
+    await driver.ask("c-2", "And now?", wait=2)
+    listed = (await store.pending()).waits
+    connect(tmp_path).execute("DELETE FROM pending_calls")
+    assert not (await verify(store, "s-1")).ok
+    await store.close()
+    store = await SqliteSessionStore.open(tmp_path)
+    assert (await store.pending()).waits == listed
+    assert (await verify(store, "s-1")).ok
+    assert len([r for r in caplog.records if "waiting calls" in r.message]) == 1
+    await store.close()
 
 
 def test_no_sql_stands_in_python():

@@ -11,11 +11,12 @@ from typing import Any, get_args
 
 from holdfast.core.errors import InvalidInput, InvalidRef, check_kind
 from holdfast.core.facts import InputKind, SessionStarted
-from holdfast.core.ids import check_id, check_key
+from holdfast.core.ids import check_content_id, check_id, check_key
 from holdfast.core.payloads import Slot, check_slot, to_record
 from holdfast.core.replay import Copy
 from holdfast.core.values import is_text
-from holdfast.stores.port import InboxDraft, Lease, SessionFilter, Transient
+from holdfast.stores.port import InboxDraft, Lease, PendingFilter, SessionFilter, Transient
+from holdfast.stores.waits import milliseconds
 
 LARGEST = 2**62
 """No position or count is larger; sums of two still fit into 64 bits."""
@@ -96,9 +97,29 @@ def check_filter(where: SessionFilter | None) -> None:
             check_id(value, what)
     if where.label is not None and (type(where.label) is not tuple or len(where.label) != 2):
         raise InvalidInput(f"{ascii(where.label)[:80]} is no label; pass its name and its value")
-    check_texts("filter", where.status, where.kind, *(where.label or ()))
+    check_texts("filter", where.name, where.status, where.kind, *(where.label or ()))
     if where.waiting is not None and type(where.waiting) is not bool:
         raise InvalidInput(f"{ascii(where.waiting)[:80]} does not say whether something waits")
+
+
+def check_pending_filter(where: PendingFilter | None) -> None:
+    """Refuse a filter that names what no wait can have."""
+    if where is None:
+        return
+    check_kind(where, PendingFilter, "filter of waits")
+    for name, what in (("tenant", "tenant"), ("agent", "agent name"), ("session", "session id")):
+        if (value := getattr(where, name)) is not None:
+            check_id(value, what)
+    check_texts("filter", where.kind, where.assignee)
+
+
+def check_moment(moment: str) -> int:
+    """Return a moment in milliseconds since the epoch; refuse what is not one."""
+    check_texts("moment", moment)
+    found = milliseconds(moment)
+    if found is None:
+        raise InvalidInput(f"{ascii(moment)[:80]} is not a valid moment; pass one in ISO 8601")
+    return found
 
 
 def check_texts(what: str, *texts: str | None) -> None:
@@ -108,21 +129,37 @@ def check_texts(what: str, *texts: str | None) -> None:
             raise InvalidInput(f"{ascii(text)[:80]} is no text that a {what} can name")
 
 
-def check_draft(draft: InboxDraft) -> None:
-    """Refuse an inbox item that nobody could consume."""
+def check_posts(posts: Sequence[tuple[str, InboxDraft]]) -> None:
+    """Refuse posts that no session could take; their content may be a payload of the sender."""
+    for post in posts:
+        if type(post) is not tuple or len(post) != 2:
+            raise InvalidInput(f"{ascii(post)[:80]} is not a valid post: pass session id and item")
+        check_id(post[0])
+        check_draft(post[1], bare=True)
+
+
+def check_draft(draft: InboxDraft, *, bare: bool = False) -> None:
+    """Refuse an inbox item that nobody could consume; a `bare` one may name a stored payload."""
     check_kind(draft, InboxDraft, "inbox item")
     check_key(draft.key, "inbox key")
     if draft.call_id is not None:
         check_key(draft.call_id, "call id")
     if type(draft.kind) is not str or draft.kind not in _INBOX_KINDS:
         raise InvalidInput(f"unknown inbox kind {draft.kind!r}; use one of {sorted(_INBOX_KINDS)}")
+    if draft.wait is not None and (type(draft.wait) is not int or not 0 < draft.wait <= LARGEST):
+        raise InvalidInput(f"{draft.wait!r} is not a valid number of a wait; they count from 1")
+    check_texts("principal", draft.by)
     content = draft.content
     if content is None:
         return
-    check_payload(content)
+    if bare and content.data is None and not content.inline:
+        check_slot(content)
+        check_content_id(content.id)
+    else:
+        check_payload(content)
     if content.encoding == "manifest" or content.erased is not None:
         # What a manifest leads to is proven by appends alone.
-        raise InvalidRef(f"{content!r} is no value that an inbox item can hold")
+        raise InvalidRef(f"{content!r} is not a value that an inbox item can hold")
     to_record(content)  # which refuses what cannot be written
 
 

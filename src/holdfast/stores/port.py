@@ -38,6 +38,8 @@ class StoreFlags:
     durable: bool
     multi_process: bool
     url: str
+    posts: bool = True
+    """Whether `append(posts=…)` is one transaction; without it, post afterwards by `put_inbox`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,12 +76,18 @@ class LeaseInfo:
 
 @dataclass(frozen=True, slots=True)
 class InboxDraft:
-    """What an outsider asks of a session; `key` makes asking again harmless."""
+    """What an outsider asks of a session; `key` makes asking again harmless.
+
+    What concerns a call names it. `wait` is the number of its wait, as `call.suspended` has it;
+    left out, the present one is meant. `by` is the principal who asks.
+    """
 
     key: str
     kind: InputKind
     call_id: str | None = None
     content: Slot | None = None
+    wait: int | None = None
+    by: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +101,8 @@ class InboxItem:
     call_id: str | None = None
     content: Slot | None = None
     consumed_seq: int | None = None
+    wait: int | None = None
+    by: str | None = None
 
 
 class Appended(msgspec.Struct, frozen=True, gc=False):
@@ -139,6 +149,7 @@ class SessionFilter:
     """Which sessions to list; None means any."""
 
     tenant: str | None = None
+    name: str | None = None
     status: str | None = None
     kind: str | None = None
     agent: str | None = None
@@ -153,6 +164,68 @@ class SessionPage:
     """One page of a listing, newest first; `cursor` leads to the next one, None is the end."""
 
     sessions: tuple[SessionInfo, ...]
+    cursor: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PendingWait:
+    """An open call that waits for someone, with what they have to know; derived from the log.
+
+    `prompt` is as the log has it: inline with its bytes, else a ref to be read by `get_payload`.
+    """
+
+    session: str
+    tenant: str
+    agent: str
+    call_id: str
+    name: str
+    wait: int
+    kind: str
+    since: str
+    seq: int  # of the event that began the wait
+    deadline: str | None = None
+    assignee: str | None = None
+    prompt: Slot | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PendingFilter:
+    """Which waits to list; None means any."""
+
+    tenant: str | None = None
+    session: str | None = None
+    kind: str | None = None
+    assignee: str | None = None
+    agent: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PendingPage:
+    """One page of waits, oldest first; `cursor` leads to the next one, None is the end."""
+
+    waits: tuple[PendingWait, ...]
+    cursor: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DueSession:
+    """A session that nobody drives and that has work, with the reasons.
+
+    Those are `inbox` (items that nobody consumed), `deadline` (of a call that waits) and `open` (a
+    turn, or a stop, whose driver is gone).
+    """
+
+    session: str
+    tenant: str
+    agent: str
+    reasons: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DuePage:
+    """One page of sessions with work, oldest created first; `cursor` leads to the next one."""
+
+    sessions: tuple[DueSession, ...]
     cursor: str | None = None
 
 
@@ -302,6 +375,7 @@ class SessionStore(Protocol):
         payloads: Iterable[Slot] = (),
         adopt_from: str | None = None,
         release: bool = False,
+        posts: Sequence[tuple[str, InboxDraft]] = (),
     ) -> Appended:
         """Append one atomic batch: the only write path of the log.
 
@@ -317,6 +391,11 @@ class SessionStore(Protocol):
 
         `release` gives the lease back with the batch, and `Appended.inbox` says so. A batch that is
         refused keeps it, and releasing it afterwards is harmless in any case.
+
+        `posts` are inbox items for other sessions, put in the same transaction where `flags.posts`
+        says so, else InvalidInput. Their content may be a payload of this session, which becomes
+        the target's own too. One that cannot be put (its session is missing or deleted, or another
+        item came first) is logged and dropped: the batch stands all the same.
         """
         ...
 
@@ -363,11 +442,36 @@ class SessionStore(Protocol):
         """Return one page of sessions, newest created first."""
         ...
 
+    async def pending(
+        self,
+        where: PendingFilter | None = None,
+        *,
+        due_before: str | None = None,
+        limit: int = 100,
+        cursor: str | None = None,
+    ) -> PendingPage:
+        """Return one page of the calls of all sessions that wait for someone, oldest wait first.
+
+        `due_before` keeps those whose deadline is not after that moment.
+        """
+        ...
+
+    async def work_due(self, now: str, *, limit: int = 100, cursor: str | None = None) -> DuePage:
+        """Return one page of the sessions that nobody drives and that have work at a moment.
+
+        That is an inbox item nobody consumed, a deadline that has passed, or an open turn whose
+        driver is gone. Copies with open work that nobody took over are left out.
+        """
+        ...
+
     async def put_inbox(self, session_id: str, draft: InboxDraft) -> InboxItem:
         """Ask something of a session, without its lease; durable on return.
 
-        The same key with the same content returns the stored item. The same key with other
-        content, or a second item for one call, is InboxConflict: the first wins.
+        The same key with the same content returns the stored item; with other content it is
+        InboxConflict. Of the answers and expiries for one wait of a call the first wins: the same
+        content again returns it, another is InboxConflict, and so is what comes to `extend` or
+        `cancel` that wait afterwards. An expiry is refused, as InboxConflict, before the store's
+        clock is past the deadline of the wait.
         """
         ...
 

@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import base64
 import binascii
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 from msgspec import structs
 
 from holdfast.core import status
 from holdfast.core.errors import (
     Corruption,
+    HoldfastError,
     ImportConflict,
     InboxConflict,
     InboxConsumed,
@@ -45,15 +48,28 @@ from holdfast.core.payloads import (
 )
 from holdfast.core.records import canonical
 from holdfast.core.state import State
-from holdfast.stores.checks import LARGEST, check_texts
+from holdfast.stores import waits
+from holdfast.stores.checks import (
+    LARGEST,
+    check_moment,
+    check_page,
+    check_pending_filter,
+    check_texts,
+)
 from holdfast.stores.port import (
+    DueSession,
     InboxDraft,
     InboxItem,
     Lease,
     LeaseInfo,
+    PendingFilter,
+    PendingPage,
+    PendingWait,
     SessionFilter,
     SessionInfo,
 )
+
+logger = logging.getLogger("holdfast.stores")
 
 
 def write_cursor(order: int) -> str:
@@ -61,10 +77,10 @@ def write_cursor(order: int) -> str:
     return base64.urlsafe_b64encode(f"o{order}".encode()).decode().rstrip("=")
 
 
-def read_cursor(cursor: str | None) -> int:
-    """Return the order number below which a listing continues."""
+def read_cursor(cursor: str | None, start: int = LARGEST) -> int:
+    """Return the order number where a listing continues, its start where there is none yet."""
     if cursor is None:
-        return LARGEST
+        return start
     check_texts("cursor", cursor)
     try:
         text = base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)).decode()
@@ -73,7 +89,7 @@ def read_cursor(cursor: str | None) -> int:
             raise ValueError(text)
         return order
     except (ValueError, binascii.Error):
-        raise InvalidInput(f"{cursor!r} is no cursor; pass one that a listing returned") from None
+        raise _cursor_error(cursor) from None
 
 
 def shown_status(state: State, live: bool) -> str:
@@ -113,10 +129,82 @@ def matches(info: SessionInfo, where: SessionFilter | None) -> bool:
     """Tell whether a session belongs into a listing."""
     if where is None:
         return True
-    named = ("tenant", "status", "kind", "agent", "parent")
+    named = ("tenant", "name", "status", "kind", "agent", "parent")
     wanted = all(getattr(where, n) in (None, getattr(info, n)) for n in named)
     wanted = wanted and where.waiting in (None, info.inbox > 0)
     return wanted and (where.label is None or info.labels.get(where.label[0]) == where.label[1])
+
+
+def check_pending(where: PendingFilter | None, due_before: str | None, limit: int) -> None:
+    """Refuse a listing of waits that there cannot be."""
+    check_pending_filter(where)
+    check_page(0, None, limit)
+    if due_before is not None:
+        check_moment(due_before)
+
+
+def page_of_waits(
+    found: Iterable[PendingWait],
+    where: PendingFilter | None,
+    due_before: str | None,
+    limit: int,
+    cursor: str | None,
+) -> PendingPage:
+    """Return one page of waits that were derived from all sessions, oldest first."""
+    after = _read_place(cursor)
+    wanted = {_place(w): w for w in found if waits.matches(w, where, due_before)}
+    rest = [(place, wanted[place]) for place in sorted(wanted) if place > after]
+    more = _write_place(rest[limit - 1][0]) if len(rest) > limit else None
+    return PendingPage(tuple(wait for _, wait in rest[:limit]), more)
+
+
+_Place = tuple[str, str, int, str]
+
+
+def _place(wait: PendingWait) -> _Place:
+    return wait.since, wait.session, wait.seq, wait.call_id
+
+
+def _write_place(place: _Place) -> str:
+    return base64.urlsafe_b64encode(msgspec.json.encode(place)).decode().rstrip("=")
+
+
+def _read_place(cursor: str | None) -> _Place:
+    if cursor is None:
+        return "", "", 0, ""
+    check_texts("cursor", cursor)
+    try:
+        text = base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4))
+        place: _Place = msgspec.json.decode(text, type=_Place)
+        return place
+    except (ValueError, binascii.Error):
+        raise _cursor_error(cursor) from None
+
+
+def _cursor_error(cursor: str) -> InvalidInput:
+    return InvalidInput(f"{cursor!r} is not a valid cursor; pass one that a listing returned")
+
+
+def due_of(state: State, inbox: bool, deadline: bool) -> DueSession | None:
+    """Return the work of a session that nobody drives, None where it has none."""
+    if state.status in (status.STOPPED, status.FAILED):
+        return None
+    unfinished = state.status in (status.RUNNING, status.STOP_REQUESTED)
+    causes = {"inbox": inbox, "deadline": deadline, "open": unfinished}
+    reasons = tuple(name for name, there in causes.items() if there)
+    return DueSession(state.session, state.tenant, state.agent, reasons) if reasons else None
+
+
+def log_dropped_post(sender: str, target: str, draft: InboxDraft, error: HoldfastError) -> None:
+    """Log that an item for another session was not put."""
+    logger.warning(
+        "session %s posted item %r (%s) to session %s, which did not take it: %s",
+        sender,
+        draft.key,
+        draft.kind,
+        target,
+        error,
+    )
 
 
 def check_same_start(stored: Event, wanted: Event) -> None:
@@ -132,17 +220,18 @@ def same_item(stored: InboxItem, draft: InboxDraft) -> InboxItem:
     """Return the stored item where the draft asks the same again; raise InboxConflict otherwise."""
     content = None if stored.content is None else stored.content.id
     wanted = None if draft.content is None else draft.content.id
-    if (stored.key, stored.kind, stored.call_id, content) == (
+    wait = stored.wait if draft.wait is None else draft.wait
+    if (stored.key, stored.kind, stored.call_id, stored.wait, content) == (
         draft.key,
         draft.kind,
         draft.call_id,
+        wait,
         wanted,
     ):
         return stored
-    what = f"call {stored.call_id!r}" if stored.call_id else f"key {stored.key!r}"
     raise InboxConflict(
-        f"the inbox of {stored.session!r} has another item for {what}, a {stored.kind!r} of "
-        f"{stored.at}; the first one counts",
+        f"the inbox of {stored.session!r} has another item for key {stored.key!r}, a "
+        f"{stored.kind!r} of {stored.at}; the first one counts",
         stored=stored,
     )
 

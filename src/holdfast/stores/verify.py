@@ -27,8 +27,14 @@ from holdfast.core.events import Event, check_digest
 from holdfast.core.fold import apply
 from holdfast.core.payloads import Reach, Slot, size_error, walk
 from holdfast.core.state import State, empty
-from holdfast.stores import rows
-from holdfast.stores.port import Problem, SessionInfo, SessionStore, VerifyReport
+from holdfast.stores import rows, waits
+from holdfast.stores.port import (
+    PendingFilter,
+    Problem,
+    SessionInfo,
+    SessionStore,
+    VerifyReport,
+)
 
 UNREADABLE = (Corruption, StoreFailed, StoreNewer)
 PAGE_EVENTS = 500
@@ -125,6 +131,8 @@ class _Verification:
         """What is erased, and by which rule."""
         self.marked: dict[str, int] = {}
         self.live: set[str] = set()
+        self.suspended: list[Event] = []
+        """The events that began waits."""
         self.problems: list[Problem] = []
 
     def problem(self, item: Problem) -> None:
@@ -149,6 +157,8 @@ class _Verification:
             except HoldfastError as error:
                 self.wrong("digest", str(error), event.seq)
         self.seq, self.digest = event.seq, event.digest
+        if event.type == waits.SUSPENDED:
+            self.suspended.append(event)
         self._fold(event)
         try:
             slots = list(walk(event.data))
@@ -194,6 +204,7 @@ class _Verification:
         if names:
             self.wrong("state", f"the stored state differs from the log in {', '.join(names)}")
         self._compare_listing(info, self.state)
+        await self._compare_waits(self.state)
         return True
 
     def _compare_listing(self, info: SessionInfo, state: State) -> None:
@@ -207,6 +218,22 @@ class _Verification:
             names.append("status")
         if names:
             self.wrong("state", f"the listing differs from the log in {', '.join(names)}")
+
+    async def _compare_waits(self, state: State) -> None:
+        try:
+            wanted = {w.call_id: w for w in waits.waits_of(state, reversed(self.suspended))}
+            page = await self.store.pending(
+                PendingFilter(session=self.session), limit=len(wanted) + 1
+            )
+            listed = {wait.call_id: wait for wait in page.waits}
+        except (*UNREADABLE, InvalidInput, LookupError) as error:
+            self.wrong("state", f"the waiting calls cannot be listed: {error}")
+            return
+        for call_id in sorted(wanted.keys() | listed.keys()):
+            if wanted.get(call_id) != listed.get(call_id):
+                self.wrong(
+                    "state", f"what is listed of waiting call {call_id!r} differs from the log"
+                )
 
     async def check_inbox(self) -> None:
         try:

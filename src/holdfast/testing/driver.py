@@ -11,7 +11,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from holdfast.core.events import Event
-from holdfast.core.facts import Fact, MessageAppended, SessionStarted
+from holdfast.core.facts import (
+    CallRequested,
+    CallSuspended,
+    Fact,
+    MessageAppended,
+    SessionStarted,
+)
 from holdfast.core.payloads import Slot, slot
 from holdfast.core.state import State
 from holdfast.stores.port import Appended, InboxItem, Lease, SessionStore
@@ -46,6 +52,20 @@ class Driver:
     async def say(self, text: str | Slot) -> Event:
         """Append one message and return its event."""
         return (await self.append(self.message(text))).events[0]
+
+    async def ask(self, call_id: str, prompt: str = "May I?", **wait: Any) -> Appended:
+        """Append a call that waits for a person; `wait` says more of `call.suspended`."""
+        asked = CallRequested(
+            call_id=call_id,
+            name="ask",
+            executor="human",
+            effect="once",
+            arguments=slot(prompt, "arguments"),
+            kind="question",
+        )
+        known = call_id in self.state.calls
+        waits = CallSuspended(call_id=call_id, prompt=slot(prompt, "message"), **wait)
+        return await self.append(*([] if known else [asked]), waits)
 
     async def turn(self, text: str) -> str:
         """Play a whole turn and return the head that it published."""

@@ -188,8 +188,15 @@ def _open_calls(state: State, text: str) -> list[Move]:
                 (facts.CallResolved(call_id=call_id, outcome="ok", result=result),),
             )
         )
-        if call.stage == "requested":
-            wait = facts.CallSuspended(call_id=call_id, wait=call.wait + 1)
+        if call.stage in ("requested", "suspended") and call.wait < 2:
+            late = "2020-01-01T00:00:00Z" if call.wait % 2 else None
+            wait = facts.CallSuspended(
+                call_id=call_id,
+                wait=call.wait + 1,
+                prompt=slot(text, "message"),
+                deadline=late,
+                assignee="ann" if call.wait else None,
+            )
             out.append(Move("suspend a call", (wait,)))
     return out
 

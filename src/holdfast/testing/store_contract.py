@@ -21,6 +21,7 @@ from holdfast.testing.contract.live import LiveContract
 from holdfast.testing.contract.payloads import PayloadContract
 from holdfast.testing.contract.place import ContractPlace, Place
 from holdfast.testing.contract.reads import ReadContract
+from holdfast.testing.contract.waits import PostsContract, WaitsContract, WorkContract
 
 __all__ = ["HOSTILE_IDS", "ContractPlace", "Place", "StoreContract"]
 
@@ -31,6 +32,9 @@ class StoreContract(
     ReadContract,
     LeaseContract,
     InboxContract,
+    WaitsContract,
+    WorkContract,
+    PostsContract,
     LiveContract,
     DeleteContract,
     EraseContract,

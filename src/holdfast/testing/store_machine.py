@@ -27,7 +27,7 @@ from holdfast.core.errors import HoldfastError
 from holdfast.core.facts import InputAdmitted, MessageAppended, SessionStarted
 from holdfast.core.ids import check_content_id
 from holdfast.core.payloads import Slot, slot, walk
-from holdfast.stores.port import InboxDraft, Lease, SessionStore
+from holdfast.stores.port import InboxDraft, Lease, PendingFilter, SessionStore
 from holdfast.stores.portable import export_sessions, import_sessions
 from holdfast.stores.verify import verify
 from holdfast.testing.driver import all_events
@@ -54,9 +54,10 @@ STARTED = st.sampled_from(
 DRAFTS = st.builds(
     InboxDraft,
     st.sampled_from(["k-1", "k-2", "k-3"]),
-    st.sampled_from(["message", "answer"]),
-    st.sampled_from([None, "call-1", "call-2"]),
+    st.sampled_from(["message", "answer", "expiry", "cancel"]),
+    st.sampled_from([None, "call-1", "call-1", "call-2"]),
     st.sampled_from([None, slot("yes", "answer"), slot("n" * 900, "answer")]),
+    st.sampled_from([None, None, 1, 2]),
 )
 
 
@@ -374,6 +375,10 @@ class StoreMachine(RuleBasedStateMachine):
             assert [(i.key, i.consumed_seq) for i in inbox] == [
                 (i.key, i.consumed_seq) for i in known.inbox.values()
             ]
+            waits = (await store.pending(PendingFilter(session=info.id))).waits
+            assert [(w.call_id, w.wait, w.deadline, w.assignee) for w in waits] == model.waits(
+                info.id
+            )
             assert set(await store.erased(info.id)) == known.erased.keys()
             for payload_id in model.used(known):
                 assert await store.get_payload(info.id, payload_id) == model.bytes[payload_id]

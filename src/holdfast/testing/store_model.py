@@ -148,17 +148,38 @@ class ModelStore:
     def put_inbox(self, session_id: str, draft: InboxDraft) -> InboxItem | Refusal:
         """Return the item stored already, InboxConflict, or the draft as a new item."""
         known = self.sessions[session_id]
-        same_call = [
-            item
-            for item in known.inbox.values()
-            if draft.call_id is not None and item.call_id == draft.call_id
+        stored = known.inbox.get(draft.key)
+        if stored is not None:
+            wanted = (draft.kind, draft.call_id, draft.content, draft.wait or stored.wait)
+            same = (stored.kind, stored.call_id, stored.content, stored.wait) == wanted
+            return stored if same else InboxConflict
+        wait = draft.wait
+        if draft.call_id is not None and draft.kind != "message":
+            call = known.state.calls.get(draft.call_id)
+            present = call.wait if call is not None and call.stage == "suspended" else None
+            wait = present if wait is None else wait
+            for item in known.inbox.values():
+                about = (item.call_id, item.wait) == (draft.call_id, wait)
+                if about and item.kind in ("answer", "expiry"):
+                    same = (item.kind, item.content) == (draft.kind, draft.content)
+                    return item if same else InboxConflict
+            late = call is not None and call.deadline is not None and present == wait
+            if draft.kind == "expiry" and not late:
+                return InboxConflict
+        return InboxItem(
+            session_id, draft.key, draft.kind, "", draft.call_id, draft.content, None, wait
+        )
+
+    def waits(self, session_id: str) -> list[tuple[str, int, str | None, str | None]]:
+        """Return what is listed of the calls that wait, in the order in which they began to."""
+        known = self.sessions[session_id]
+        began = [e.data["call_id"] for e in known.events if e.type == "call.suspended"]
+        order = {call_id: place for place, call_id in enumerate(began)}
+        calls = [call for call in known.state.calls.values() if call.stage == "suspended"]
+        return [
+            (call.call_id, call.wait, call.deadline, call.assignee)
+            for call in sorted(calls, key=lambda call: order[call.call_id])
         ]
-        stored = known.inbox.get(draft.key) or next(iter(same_call), None)
-        if stored is None:
-            return InboxItem(session_id, draft.key, draft.kind, "", draft.call_id, draft.content)
-        wanted = (draft.key, draft.kind, draft.call_id, draft.content)
-        same = (stored.key, stored.kind, stored.call_id, stored.content) == wanted
-        return stored if same else InboxConflict
 
     def erase(self, session_id: str, payload_id: str, at: str, rule: str) -> int:
         """Erase a value and return how many places held it."""

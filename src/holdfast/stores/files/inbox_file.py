@@ -76,8 +76,12 @@ class InboxFile:
 def item_line(item: InboxItem) -> bytes:
     """Return an item as it is stored."""
     record: Record = {"at": item.at, "key": item.key, "kind": item.kind}
+    if item.by is not None:
+        record["by"] = item.by
     if item.call_id is not None:
         record["call_id"] = item.call_id
+    if item.wait is not None:
+        record["call_wait"] = item.wait
     if item.content is not None:
         record["content"] = to_record(item.content)
     return seal(record)
@@ -89,11 +93,13 @@ def _item(session: str, record: Record) -> InboxItem:
             (record["key"], record["kind"], record["at"]), tuple[str, InputKind, str]
         )
         call_id = msgspec.convert(record.get("call_id"), str | None)
+        by = msgspec.convert(record.get("by"), str | None)
+        wait = msgspec.convert(record.get("call_wait"), int | None)
     except (KeyError, msgspec.ValidationError) as error:
-        raise Corruption(f"it is no inbox item: {error!r}") from error
+        raise Corruption(f"it is not an inbox item: {error!r}") from error
     content = record.get("content")
     try:
         slot = None if content is None else from_record(content)
     except InvalidInput as error:
-        raise Corruption(f"its content is no value: {error}") from error
-    return InboxItem(session, key, kind, at, call_id, slot)
+        raise Corruption(f"its content is not a value: {error}") from error
+    return InboxItem(session, key, kind, at, call_id, slot, None, wait, by)

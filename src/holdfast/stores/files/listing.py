@@ -16,7 +16,14 @@ from holdfast.stores import checks, rows
 from holdfast.stores.files.lines import seal, unseal
 from holdfast.stores.files.log_file import LogFile
 from holdfast.stores.files.session_files import Place, SessionFiles
-from holdfast.stores.port import SessionFilter, SessionInfo, SessionPage
+from holdfast.stores.port import (
+    DuePage,
+    DueSession,
+    PendingWait,
+    SessionFilter,
+    SessionInfo,
+    SessionPage,
+)
 
 
 def note_order(place: Place, session_id: str, order: int) -> None:
@@ -61,8 +68,42 @@ class Listing:
                 if len(found) > limit:
                     break
         page = found[:limit]
-        more = _write_cursor(*page[-1]) if len(found) > limit else None
+        more = _write_cursor(page[-1][0], page[-1][1].id) if len(found) > limit else None
         return SessionPage(tuple(info for _, info in page), more)
+
+    def waits(self, open_session: Callable[[str], SessionFiles]) -> list[PendingWait]:
+        """Return the waiting calls of all sessions; the tip of each is read."""
+        found: list[PendingWait] = []
+        for name in self._present():
+            with suppress(NotFound, SessionDeleted, FileNotFoundError, Corruption):
+                files = open_session(name)
+                files.check_present()
+                found += files.waits()
+        return found
+
+    def due(
+        self,
+        clock: int,
+        limit: int,
+        cursor: str | None,
+        open_session: Callable[[str], SessionFiles],
+    ) -> DuePage:
+        """Return one page of the sessions with work, oldest first; the tip of each is read."""
+        after = (0, "") if cursor is None else _read_cursor(cursor)
+        found: list[tuple[int, DueSession]] = []
+        for order, name in sorted((order, name) for name, order in self._present().items()):
+            if (order, name) <= after:
+                continue
+            with suppress(NotFound, SessionDeleted, FileNotFoundError):
+                files = open_session(name)
+                files.check_present()
+                session = files.due(clock)
+                found += [] if session is None else [(order, session)]
+            if len(found) > limit:
+                break
+        page = found[:limit]
+        more = _write_cursor(page[-1][0], page[-1][1].session) if len(found) > limit else None
+        return DuePage(tuple(session for _, session in page), more)
 
     def _present(self) -> dict[str, int]:
         """Return the sessions that are there, with their order."""
@@ -109,9 +150,9 @@ class Listing:
             return 0
 
 
-def _write_cursor(order: int, info: SessionInfo) -> str:
+def _write_cursor(order: int, session_id: str) -> str:
     # Two processes may have made sessions in the same microsecond: the id tells them apart.
-    return f"{rows.write_cursor(order)}.{info.id}"
+    return f"{rows.write_cursor(order)}.{session_id}"
 
 
 def _read_cursor(cursor: str | None) -> tuple[int, str]:

@@ -30,7 +30,7 @@ from holdfast.core.errors import (
 )
 from holdfast.core.events import Event, now
 from holdfast.core.payloads import Slot, check_bytes
-from holdfast.stores import rows
+from holdfast.stores import rows, waits
 from holdfast.stores.files import tip as tips
 from holdfast.stores.files.inbox_file import InboxFile
 from holdfast.stores.files.layout import Layout
@@ -45,7 +45,7 @@ from holdfast.stores.files.locks import locked
 from holdfast.stores.files.log_file import LogFile
 from holdfast.stores.files.refs import Grants, Refs, closure, slots_of_line
 from holdfast.stores.files.tip import Tip
-from holdfast.stores.port import InboxItem, LeaseInfo, SessionInfo
+from holdfast.stores.port import DueSession, InboxItem, LeaseInfo, PendingWait, SessionInfo
 
 _log = logging.getLogger(__name__)
 
@@ -241,6 +241,26 @@ class SessionFiles:
             if line.batch is not None
             for key in line.batch.consumes
         }
+
+    def waits(self) -> list[PendingWait]:
+        """Return the calls of the session that wait for someone."""
+        state = self.shown_tip().state
+        return list(waits.waits_of(state, self._suspended()))
+
+    def due(self, clock: int) -> DueSession | None:
+        """Return what the session has to do that nobody drives it for."""
+        tip, holding = self.shown_tip(), self.holding()
+        if self.is_live(holding) or self.is_imported(holding):
+            return None
+        deadlines = [call.deadline for call in waits.waiting(tip.state)]
+        late = any(waits.is_past(deadline, clock) for deadline in deadlines)
+        return rows.due_of(tip.state, bool(tip.pending), late)
+
+    def _suspended(self) -> Iterator[Event]:
+        before = None
+        while page := self.log.page(0, before, 100, True, [waits.SUSPENDED]):
+            yield from page
+            before = page[-1].seq
 
     def page(
         self,

@@ -17,7 +17,7 @@ from typing import TypeVar
 
 from holdfast.blobs.directory import DirectoryBlobStore
 from holdfast.blobs.disk import Disk
-from holdfast.core.errors import Corruption, HoldfastError, StoreNewer
+from holdfast.core.errors import Corruption, HoldfastError, InvalidInput, StoreNewer
 from holdfast.core.events import Event
 from holdfast.core.facts import Fact, SessionStarted
 from holdfast.core.heads import EdgeDraft, HeadDraft
@@ -25,7 +25,7 @@ from holdfast.core.ids import check_content_id, check_id, check_key
 from holdfast.core.payloads import Slot
 from holdfast.core.replay import Copy
 from holdfast.core.state import State
-from holdfast.stores import checks
+from holdfast.stores import checks, rows
 from holdfast.stores.closing import CloseOnce
 from holdfast.stores.feed import Feed, HintSubscription, SessionSubscription
 from holdfast.stores.files import copies, driving, rewrites, sweep, writes
@@ -40,12 +40,15 @@ from holdfast.stores.port import (
     GC_GRACE_SECONDS,
     LEASE_SECONDS,
     Appended,
+    DuePage,
     GcReport,
     ImportOutcome,
     InboxDraft,
     InboxItem,
     Lease,
     LeaseInfo,
+    PendingFilter,
+    PendingPage,
     SessionFilter,
     SessionInfo,
     SessionPage,
@@ -100,7 +103,7 @@ class FilesSessionStore:
     def flags(self) -> StoreFlags:
         """Return what this store is."""
         url = f"files:{self._place.layout.root}"
-        return StoreFlags("files", durable=True, multi_process=True, url=url)
+        return StoreFlags("files", durable=True, multi_process=True, url=url, posts=False)
 
     @property
     def owner(self) -> str:
@@ -137,9 +140,15 @@ class FilesSessionStore:
         payloads: Iterable[Slot] = (),
         adopt_from: str | None = None,
         release: bool = False,
+        posts: Sequence[tuple[str, InboxDraft]] = (),
     ) -> Appended:
         """Append one atomic batch."""
         checks.check_lease(lease)
+        if list(posts):
+            raise InvalidInput(
+                "the files store cannot post to another session with an append (flags.posts is "
+                "False); put the items into its inbox afterwards"
+            )
         facts, edges, consumes, given = checks.as_tuples(facts, edges, consumes, payloads)
         if adopt_from is not None:
             check_id(adopt_from)
@@ -204,6 +213,34 @@ class FilesSessionStore:
         self._owner.check_process()
         return await self._threads.read(
             "the list of sessions", lambda: self._listing.page(where, limit, cursor, self._files)
+        )
+
+    async def pending(
+        self,
+        where: PendingFilter | None = None,
+        *,
+        due_before: str | None = None,
+        limit: int = 100,
+        cursor: str | None = None,
+    ) -> PendingPage:
+        """Return one page of the calls that wait for someone; reads the tip of every session."""
+        rows.check_pending(where, due_before, limit)
+        self._owner.check_process()
+
+        def read() -> PendingPage:
+            found = self._listing.waits(self._files)
+            return rows.page_of_waits(found, where, due_before, limit, cursor)
+
+        return await self._threads.read("the waiting calls", read)
+
+    async def work_due(self, now: str, *, limit: int = 100, cursor: str | None = None) -> DuePage:
+        """Return one page of the sessions that nobody drives and that have work."""
+        clock = checks.check_moment(now)
+        checks.check_page(0, None, limit)
+        self._owner.check_process()
+        return await self._threads.read(
+            "the sessions with work",
+            lambda: self._listing.due(clock, limit, cursor, self._files),
         )
 
     async def put_inbox(self, session_id: str, draft: InboxDraft) -> InboxItem:

@@ -23,7 +23,7 @@ from holdfast.core.ids import check_key
 from holdfast.core.log import Batch, extend, values_in
 from holdfast.core.payloads import Reach, Slot, check_bytes, check_size
 from holdfast.core.state import State, empty
-from holdfast.stores import rows
+from holdfast.stores import rows, waits
 from holdfast.stores.files import derived
 from holdfast.stores.files.inbox_file import item_line
 from holdfast.stores.files.lease_file import holding_bytes
@@ -141,14 +141,18 @@ def put_inbox(files: SessionFiles, draft: InboxDraft) -> InboxItem:
         with files.writing():
             inbox = files.inbox.read()
             stored = inbox.items.get(draft.key)
-            if stored is None and draft.call_id is not None:
-                same_call = (i for i in inbox.items.values() if i.call_id == draft.call_id)
-                stored = next(same_call, None)
+            wait = draft.wait
+            if stored is not None:
+                stored = rows.same_item(files.stored_item(stored), draft)
+            elif draft.call_id is not None and draft.kind in waits.ABOUT_WAITS:
+                stored, wait = _admit(files, draft, inbox.items.values())
             if stored is not None:
                 # Its writer may not have come as far as syncing it.
                 files.place.disk.sync(files.inbox.path)
-                return rows.shown_item(rows.same_item(files.stored_item(stored), draft))
-            item = InboxItem(files.id, draft.key, draft.kind, now(), draft.call_id, content)
+                return rows.shown_item(stored)
+            item = InboxItem(
+                files.id, draft.key, draft.kind, now(), draft.call_id, content, None, wait, draft.by
+            )
             if inbox.torn:
                 files.place.disk.truncate(files.inbox.path, inbox.end)
             add_line(files, files.inbox.path, item_line(item), inbox.end)
@@ -158,6 +162,22 @@ def put_inbox(files: SessionFiles, draft: InboxDraft) -> InboxItem:
             except OSError as error:
                 raise unknown(f"writing to the inbox of {files.id!r}", error) from error
     return item
+
+
+def _admit(
+    files: SessionFiles, draft: InboxDraft, items: Iterable[InboxItem]
+) -> tuple[InboxItem | None, int | None]:
+    """Return the item that says the same of a wait already, and the number of that wait."""
+    call = files.tip().state.calls.get(draft.call_id or "")
+    call = call if waits.is_waiting(call) else None
+    wait = waits.number_of(draft, call)
+    decided = next((item for item in items if waits.decides(item, draft, wait)), None)
+    if decided is not None:
+        decided = files.stored_item(decided)
+    in_wait = call is not None and call.wait == wait
+    due_at = waits.milliseconds(call.deadline) if call is not None and in_wait else None
+    clock = int(time.time() * 1000)
+    return waits.admit(files.id, draft, decided, wait, due_at, clock), wait
 
 
 def put_payload(files: SessionFiles, item: Slot) -> None:

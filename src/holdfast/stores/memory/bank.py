@@ -8,15 +8,23 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from holdfast.core.errors import SessionDeleted, SessionNotFound
-from holdfast.core.events import Event
+from holdfast.core.errors import InboxConflict, SessionDeleted, SessionNotFound
+from holdfast.core.events import Event, now
 from holdfast.core.ids import check_id, check_key
 from holdfast.core.log import Batch
 from holdfast.core.payloads import Reach, Slot, check_size, walk
 from holdfast.core.state import State
-from holdfast.stores import rows
+from holdfast.stores import rows, waits
 from holdfast.stores.feed import Feed
-from holdfast.stores.port import InboxItem, Lease, LeaseInfo, SessionInfo
+from holdfast.stores.port import (
+    DueSession,
+    InboxDraft,
+    InboxItem,
+    Lease,
+    LeaseInfo,
+    PendingWait,
+    SessionInfo,
+)
 
 
 @dataclass(slots=True)
@@ -104,6 +112,64 @@ class MemoryBank:
             assert item is not None
             taken[key] = replace(item, consumed_seq=seq)
         return taken
+
+    def put(self, log: Log, draft: InboxDraft) -> InboxItem:
+        """Return the stored item that a draft is, new or known."""
+        session_id = log.state.session
+        stored = log.inbox.get(draft.key)
+        if stored is not None:
+            return rows.shown_item(rows.same_item(stored, draft))
+        wait = draft.wait
+        if draft.call_id is not None and draft.kind in waits.ABOUT_WAITS:
+            call = log.state.calls.get(draft.call_id)
+            call = call if waits.is_waiting(call) else None
+            wait = waits.number_of(draft, call)
+            decided = next((i for i in log.inbox.values() if waits.decides(i, draft, wait)), None)
+            in_wait = call is not None and call.wait == wait
+            due_at = waits.milliseconds(call.deadline) if call is not None and in_wait else None
+            same = waits.admit(session_id, draft, decided, wait, due_at, int(time.time() * 1000))
+            if same is not None:
+                return rows.shown_item(same)
+        content = draft.content
+        if content is not None and not content.inline:
+            if content.data is not None:
+                self.keep(log.state.tenant, content)
+            log.refs.add(content.id)
+            content = content.bare()
+        item = InboxItem(
+            session_id, draft.key, draft.kind, now(), draft.call_id, content, None, wait, draft.by
+        )
+        log.inbox[draft.key] = item
+        return item
+
+    def check_posts(self, log: Log, batch: Batch, drafts: Sequence[InboxDraft]) -> None:
+        """Refuse items for other sessions whose content is not the sender's to pass on."""
+        for content in (draft.content for draft in drafts):
+            bare = content is not None and content.data is None and not content.inline
+            if content is not None and bare and content.id not in log.refs | batch.refs.keys():
+                raise rows.foreign_error(log.state.session, content.id)
+
+    def post(self, sender: Log, session_id: str, draft: InboxDraft) -> tuple[str, int] | None:
+        """Put an item into another session's inbox; return that session's position."""
+        try:
+            target = self.log(session_id)
+            self.put(target, draft)
+        except (SessionNotFound, SessionDeleted, InboxConflict) as error:
+            rows.log_dropped_post(sender.state.session, session_id, draft, error)
+            return None
+        return session_id, target.state.seq
+
+    def waits(self, log: Log) -> list[PendingWait]:
+        """Return the calls of a session that wait."""
+        begun = [event for event in reversed(log.events) if event.type == waits.SUSPENDED]
+        return list(waits.waits_of(log.state, begun))
+
+    def due(self, log: Log, clock: int) -> DueSession | None:
+        """Return a session that nobody drives and that has work."""
+        live = log.owner is not None and self.is_alive(log.owner)
+        deadlines = [call.deadline for call in waits.waiting(log.state)]
+        late = any(waits.is_past(deadline, clock) for deadline in deadlines)
+        return None if live or log.imported else rows.due_of(log.state, log.waiting > 0, late)
 
     def prove(self, log: Log, tenant: str, batch: Batch, source: Log | None) -> None:
         """Check that every payload referred to is here and may be referred to."""

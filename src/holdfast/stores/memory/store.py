@@ -12,7 +12,6 @@ import math
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 
 from msgspec import structs
 
@@ -39,12 +38,15 @@ from holdfast.stores.port import (
     LEASE_SECONDS,
     ROW_PAYLOAD_BYTES,
     Appended,
+    DuePage,
     GcReport,
     ImportOutcome,
     InboxDraft,
     InboxItem,
     Lease,
     LeaseInfo,
+    PendingFilter,
+    PendingPage,
     SessionFilter,
     SessionInfo,
     SessionPage,
@@ -121,10 +123,16 @@ class MemorySessionStore:
         payloads: Iterable[Slot] = (),
         adopt_from: str | None = None,
         release: bool = False,
+        posts: Sequence[tuple[str, InboxDraft]] = (),
     ) -> Appended:
         """Append one atomic batch."""
         checks.check_lease(lease)
         facts, edges, consumes, payloads = checks.as_tuples(facts, edges, consumes, payloads)
+        (posts,) = checks.as_tuples(posts)
+        checks.check_posts(posts)
+        for _, draft in posts:
+            if draft.content is not None and draft.content.data is not None:
+                await _check(draft.content, draft.content.data)
         with self._locked():
             log = self.bank.log(lease.session)
             self.bank.check_lease(log, lease)
@@ -139,12 +147,16 @@ class MemorySessionStore:
             source = None if adopt_from is None else self.bank.log(adopt_from)
             taken = self.bank.consumed(log, consumes, batch.state.seq)
             self.bank.prove(log, log.state.tenant, batch, source)
+            self.bank.check_posts(log, batch, [draft for _, draft in posts])
             self.bank.store(log, batch)
             log.inbox.update(taken)
             if release:
                 log.owner = None
             inbox = log.waiting if release else None
-        self.bank.wake(lease.session, batch.state.seq)
+            posted = [self.bank.post(log, *post) for post in posts]
+        for position in [(lease.session, batch.state.seq), *posted]:
+            if position is not None:
+                self.bank.wake(*position)
         return Appended(batch.events, batch.state, batch.head, inbox)
 
     async def put_payload(self, session_id: str, item: Slot) -> Slot:
@@ -221,6 +233,33 @@ class MemorySessionStore:
         more = rows.write_cursor(page[-1][0]) if len(found) > limit else None
         return SessionPage(tuple(info for _, info in page), more)
 
+    async def pending(
+        self,
+        where: PendingFilter | None = None,
+        *,
+        due_before: str | None = None,
+        limit: int = 100,
+        cursor: str | None = None,
+    ) -> PendingPage:
+        """Return one page of the calls that wait for someone."""
+        rows.check_pending(where, due_before, limit)
+        with self._locked():
+            found = [wait for log in self.bank.logs.values() for wait in self.bank.waits(log)]
+        return rows.page_of_waits(found, where, due_before, limit, cursor)
+
+    async def work_due(self, now: str, *, limit: int = 100, cursor: str | None = None) -> DuePage:
+        """Return one page of the sessions that nobody drives and that have work."""
+        clock = checks.check_moment(now)
+        checks.check_page(0, None, limit)
+        after = rows.read_cursor(cursor, 0)
+        with self._locked():
+            logs = [log for log in self.bank.logs.values() if log.order > after]
+            due = [(log.order, self.bank.due(log, clock)) for log in logs]
+        found = [(order, session) for order, session in due if session is not None]
+        page = found[:limit]
+        more = rows.write_cursor(page[-1][0]) if len(found) > limit else None
+        return DuePage(tuple(session for _, session in page), more)
+
     async def put_inbox(self, session_id: str, draft: InboxDraft) -> InboxItem:
         """Ask something of a session."""
         checks.check_draft(draft)
@@ -228,17 +267,7 @@ class MemorySessionStore:
             await _check(draft.content, draft.content.data)
         with self._locked():
             log = self.bank.log(session_id)
-            stored = log.inbox.get(draft.key)
-            if stored is None and draft.call_id is not None:
-                stored = next((i for i in log.inbox.values() if i.call_id == draft.call_id), None)
-            if stored is not None:
-                return rows.shown_item(rows.same_item(stored, draft))
-            item = InboxItem(session_id, draft.key, draft.kind, now(), draft.call_id, draft.content)
-            if draft.content is not None and not draft.content.inline:
-                self.bank.keep(log.state.tenant, draft.content)
-                log.refs.add(draft.content.id)
-                item = replace(item, content=draft.content.bare())
-            log.inbox[draft.key] = item
+            item = self.bank.put(log, draft)
             seq = log.state.seq
         self.bank.wake(session_id, seq)
         return item

@@ -11,7 +11,7 @@ from holdfast.core.replay import Copy, replay
 from holdfast.core.state import State, empty
 from holdfast.stores import rows
 from holdfast.stores.port import ImportOutcome
-from holdfast.stores.relational import events, leases, payloads, sessions
+from holdfast.stores.relational import events, leases, payloads, pending, sessions
 from holdfast.stores.relational.events import States
 from holdfast.stores.relational.plan import Change, Plan, Query
 from holdfast.stores.relational.sessions import SessionRow
@@ -27,9 +27,10 @@ def import_log(states: States, copy: Copy) -> Plan[tuple[ImportOutcome, State | 
     if not new:
         return ImportOutcome(copy.session, "unchanged", 0), None
     gone: dict[str, tuple[str, str]] = {}
+    before = empty(copy.session)
     if row is None:
         outcome = "created"
-        state = fold(empty(copy.session), new)
+        state = fold(before, new)
         row = yield from sessions.insert(state)
     else:
         outcome = "forwarded"
@@ -39,7 +40,8 @@ def import_log(states: States, copy: Copy) -> Plan[tuple[ImportOutcome, State | 
         said = {item.id for item in slots if item.erased is None}
         gone = yield from payloads.gone(row, said)
         new = rows.erase_again(new, gone)
-        state = fold((yield from states.load(row)), new)
+        before = yield from states.load(row)
+        state = fold(before, new)
         yield from sessions.move(row.key, state)
     for item in rows.slots_with_inner(new, copy.payloads, {**copy.erased, **gone}):
         if item.erased is not None:
@@ -49,6 +51,7 @@ def import_log(states: States, copy: Copy) -> Plan[tuple[ImportOutcome, State | 
             yield from payloads.keep(row, [whole], used=True)
     yield from events.insert(row.key, new)
     yield from events.take_snapshot(row.key, state)
+    yield from pending.follow(row, before, state, tuple(new))
     yield Change("mark_imported", (int(rows.has_open_work(state)), row.key))
     states.remember(state)
     return ImportOutcome(copy.session, outcome, len(new)), state

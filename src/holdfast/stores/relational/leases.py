@@ -35,6 +35,12 @@ def heartbeat(owner: str) -> Plan[Heartbeat | None]:
     return None if found is None else Heartbeat(*found)
 
 
+def live_owners() -> Plan[list[str]]:
+    """Return the owners that are alive."""
+    signs = [Heartbeat(*found) for found in (yield Query("all_owners"))]
+    return [sign.owner for sign in signs if sign.is_alive()]
+
+
 def leave(owner: str) -> Plan[None]:
     """Give back all leases of an owner, and forget it."""
     yield Change("release_owner", (owner,))

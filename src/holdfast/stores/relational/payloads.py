@@ -121,6 +121,16 @@ def _refer(row: SessionRow, payload_id: str, found: Found, *, used: bool) -> Pla
         yield Change("use_ref" if used else "stage_ref", values)
 
 
+def adopt(row: SessionRow, item: Slot, theirs: Found) -> Plan[None]:
+    """Say that a session may read a payload that another session of its tenant uses."""
+    if theirs.in_blob:
+        yield from lock(row.tenant_key, raw(item.id))
+    found = yield from find(row, item.id)
+    assert found is not None
+    if not found.used:
+        yield from _refer(row, item.id, found, used=True)
+
+
 def unuse(row: SessionRow, payload_id: str, found: Found) -> Plan[None]:
     """Leave to gc whether a session still needs a payload."""
     values = _ref(row, payload_id, found)

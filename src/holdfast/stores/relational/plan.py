@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -61,7 +61,11 @@ class RemoveBlob(msgspec.Struct, frozen=True, gc=False):
     id: str
 
 
-Step = Query | Change | ChangeMany | HasBlob | ReadBlob | RemoveBlob
+class Clock(msgspec.Struct, frozen=True, gc=False):
+    """Ask for the store's clock; the result is milliseconds since the epoch."""
+
+
+Step = Query | Change | ChangeMany | HasBlob | ReadBlob | RemoveBlob | Clock
 Plan = Generator[Step, Any, T]
 
 
@@ -81,17 +85,17 @@ class Job(msgspec.Struct, Generic[T], eq=False):
     """A plan on its way through a writer.
 
     `plan` makes the plan anew for each run. `settled` is called after the commit with the result,
-    and `moved` returns from it which session is now at which position. `stored` makes a plan that
-    looks, after a commit with an unknown outcome, whether the work was committed; it is None where
-    that cannot be known. `scrubs` says that bytes were removed for good: the writer also clears
-    what its database keeps of them.
+    and `moved` returns from it which sessions are now at which positions. `stored` makes a plan
+    that looks, after a commit with an unknown outcome, whether the work was committed; it is None
+    where that cannot be known. `scrubs` says that bytes were removed for good: the writer also
+    clears what its database keeps of them.
     """
 
     plan: Callable[[], Plan[T]]
     session: str | None = None
     settled: Callable[[T], None] | None = None
     stored: Callable[[T], Plan[bool]] | None = None
-    moved: Callable[[T], tuple[str, int] | None] | None = None
+    moved: Callable[[T], Sequence[tuple[str, int]]] | None = None
     scrubs: bool = False
     result: T | None = None
     error: BaseException | None = None

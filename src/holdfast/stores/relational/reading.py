@@ -12,19 +12,22 @@ from holdfast.core.errors import Corruption
 from holdfast.core.events import Event
 from holdfast.core.ids import check_content_id, check_id
 from holdfast.core.state import State
-from holdfast.stores import checks, rows
+from holdfast.stores import checks, rows, waits
 from holdfast.stores.feed import Feed, HintSubscription, SessionSubscription
 from holdfast.stores.owner import Owner
 from holdfast.stores.port import (
+    DuePage,
     InboxItem,
     Lease,
     LeaseInfo,
+    PendingFilter,
+    PendingPage,
     SessionFilter,
     SessionInfo,
     SessionPage,
     Transient,
 )
-from holdfast.stores.relational import events, inbox, leases, payloads, sessions
+from holdfast.stores.relational import events, inbox, leases, payloads, pending, sessions
 from holdfast.stores.relational.engine import Engine
 from holdfast.stores.relational.plan import Job, Plan
 from holdfast.stores.relational.sessions import SessionRow
@@ -114,6 +117,35 @@ class RelationalReading:
         more = rows.write_cursor(page[-1][0]) if len(found) > limit else None
         return SessionPage(tuple(info for _, info in page), more)
 
+    async def pending(
+        self,
+        where: PendingFilter | None = None,
+        *,
+        due_before: str | None = None,
+        limit: int = 100,
+        cursor: str | None = None,
+    ) -> PendingPage:
+        """Return one page of the calls that wait for someone."""
+        self._owner.check_process()
+        rows.check_pending(where, due_before, limit)
+        wanted, due = where or PendingFilter(), waits.milliseconds(due_before)
+        after = rows.read_cursor(cursor, 0)
+        found = await self._engine.read(lambda: pending.page(wanted, due, after, limit + 1))
+        page = found[:limit]
+        more = rows.write_cursor(page[-1][0]) if len(found) > limit else None
+        return PendingPage(tuple(wait for _, wait in page), more)
+
+    async def work_due(self, now: str, *, limit: int = 100, cursor: str | None = None) -> DuePage:
+        """Return one page of the sessions that nobody drives and that have work."""
+        self._owner.check_process()
+        clock = checks.check_moment(now)
+        checks.check_page(0, None, limit)
+        after = rows.read_cursor(cursor, 0)
+        found = await self._engine.read(lambda: pending.work_due(clock, after, limit + 1))
+        page = found[:limit]
+        more = rows.write_cursor(page[-1][0]) if len(found) > limit else None
+        return DuePage(tuple(session for _, session in page), more)
+
     async def list_inbox(self, session_id: str, *, pending: bool = True) -> list[InboxItem]:
         """Return inbox items in order of arrival."""
         self._check(session_id)
@@ -163,8 +195,7 @@ class RelationalReading:
             return
         for job in jobs:
             if job.moved is not None and job.error is None:
-                position = job.moved(job.result)
-                if position is not None:
+                for position in job.moved(job.result):
                     self._feed.wake(*position)
 
     def _check(self, session_id: str) -> str:

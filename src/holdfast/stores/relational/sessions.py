@@ -63,7 +63,7 @@ def insert(state: State) -> Plan[SessionRow]:
     (key,) = yield from first("insert_session", state.session, *fixed, *_tip(state))
     digest = bytes.fromhex(state.digest)
     return SessionRow(
-        key, state.session, state.tenant, fixed[1], state.seq, digest, None, 0, imported=0
+        key, state.session, state.tenant, fixed[2], state.seq, digest, None, 0, imported=0
     )
 
 
@@ -73,13 +73,14 @@ def heal(row: SessionRow, state: State) -> Plan[SessionRow]:
     yield Change("heal_session", (*fixed, row.key))
     yield from move(row.key, state)
     digest = bytes.fromhex(state.digest)
-    return structs.replace(row, tenant=state.tenant, tenant_key=fixed[1], digest=digest)
+    return structs.replace(row, tenant=state.tenant, tenant_key=fixed[2], digest=digest)
 
 
 def _fixed(state: State) -> Plan[tuple[Any, ...]]:
     yield Change("insert_tenant", (state.tenant,))
     (tenant_key,) = yield from first("tenant_key", state.tenant)
     return (
+        friendly_name(state.session),
         state.tenant,
         tenant_key,
         state.kind,
@@ -121,6 +122,7 @@ def delete(row: SessionRow) -> Plan[None]:
         "delete_refs_of_session",
         "delete_erasures",
         "delete_inbox",
+        "delete_pending_of_session",
         "delete_session",
     ):
         yield Change(name, (row.key,))
@@ -142,16 +144,11 @@ def page(
 ) -> Plan[list[tuple[int, SessionInfo]]]:
     """Return up to `limit` sessions that match, with their keys, newest first."""
     found: list[tuple[int, SessionInfo]] = []
-    wanted = {
-        "tenant": where.tenant,
-        "kind": where.kind,
-        "agent": where.agent,
-        "parent": where.parent,
-        "waiting": where.waiting,
-        "limit": max(limit, PAGE_ROWS) if where.status or where.label else limit,
-    }
+    name, wanted = _selection(where)
+    plain = (where.name, where.status, where.parent, where.label, where.waiting) == (None,) * 5
+    wanted["limit"] = limit if plain else max(limit, PAGE_ROWS)  # some of a page may not match
     while len(found) < limit:
-        rows = yield Query("list_sessions", wanted | {"below": below})
+        rows = yield Query(name, wanted | {"below": below})
         if not rows:
             break
         below = rows[-1][0]
@@ -160,6 +157,24 @@ def page(
             if matches(shown, where):
                 found.append((row[0], shown))
     return found[:limit]
+
+
+def _selection(where: SessionFilter) -> tuple[str, dict[str, Any]]:
+    """Return the query with the index that fits a filter best, and its values."""
+    wanted = {"tenant": where.tenant, "kind": where.kind, "agent": where.agent}
+    if where.name is not None:
+        return "list_sessions_by_name", wanted | {"name": where.name}
+    if where.parent is not None:
+        return "list_sessions_by_parent", wanted | {"parent": where.parent}
+    if where.waiting:
+        return "list_sessions_by_inbox", wanted
+    if where.status is not None:
+        # Whether a running session is interrupted follows from its lease.
+        running = where.status == status.INTERRUPTED
+        return "list_sessions_by_status", wanted | {
+            "status": status.RUNNING if running else where.status
+        }
+    return "list_sessions", wanted
 
 
 def _readable(value: Any) -> Any:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from holdfast.core.errors import NothingWritten, OutcomeUnknown, StoreFailed
 from holdfast.core.facts import Fact, SessionStarted
@@ -37,7 +37,7 @@ from holdfast.stores.port import (
 )
 from holdfast.stores.relational import collecting, erasing, importing, leases, payloads, writes
 from holdfast.stores.relational.engine import Engine
-from holdfast.stores.relational.plan import Job
+from holdfast.stores.relational.plan import Job, Plan
 from holdfast.stores.relational.reading import RelationalReading
 from holdfast.stores.relational.writes import Request
 
@@ -57,6 +57,11 @@ class RelationalSessionStore(RelationalReading):
         """Epochs of leases, by session, whose acquiring had an unknown outcome."""
         self._tenants: dict[str, str] = {}
         self._end = CloseOnce(self._close)
+
+    async def repair(self) -> None:
+        """Make anew what is derived and was lost, as far as one query shows."""
+        if await self._engine.read(writes.has_lost_pending):
+            await self._engine.write(Job(partial(writes.repair_pending, self._states)))
 
     @property
     def owner(self) -> str:
@@ -81,7 +86,7 @@ class RelationalSessionStore(RelationalReading):
         plan = partial(writes.create, self._states, session_id, started, given, adopt_from)
 
         def job() -> Job[State]:
-            return Job(plan, session_id, stored=writes.is_stored, moved=_position)
+            return Job(plan, session_id, stored=writes.is_stored, moved=_positions)
 
         return await self._with_blobs(large, started.tenant, job)
 
@@ -97,23 +102,27 @@ class RelationalSessionStore(RelationalReading):
         payloads: Iterable[Slot] = (),
         adopt_from: str | None = None,
         release: bool = False,
+        posts: Sequence[tuple[str, InboxDraft]] = (),
     ) -> Appended:
         """Append one atomic batch."""
         session_id = self._check_lease(lease)
         facts, edges, consumes, given = checks.as_tuples(facts, edges, consumes, payloads)
+        (posts,) = checks.as_tuples(posts)
+        checks.check_posts(posts)
         if adopt_from is not None:
             check_id(adopt_from)
         request = Request(
-            lease, after_seq, facts, head, edges, consumes, given, adopt_from, release
+            lease, after_seq, facts, head, edges, consumes, given, adopt_from, release, posts
         )
-        large = _large(values_in(facts, head, given))
+        large = _large(values_in(facts, head, [*given, *_check_contents(posts)]))
         tenant = await self._tenant(session_id) if large else ""
         plan = partial(writes.append, self._states, request)
 
-        def job() -> Job[Appended]:
-            return Job(plan, session_id, stored=_is_appended, moved=_appended_position)
+        def job() -> Job[tuple[Appended, writes.Positions]]:
+            return Job(plan, session_id, stored=_is_appended, moved=lambda done: done[1])
 
-        return await self._with_blobs(large, tenant, job)
+        done, _ = await self._with_blobs(large, tenant, job)
+        return done
 
     async def put_payload(self, session_id: str, item: Slot) -> Slot:
         """Make a payload durable for later appends of this session."""
@@ -137,7 +146,7 @@ class RelationalSessionStore(RelationalReading):
         plan = partial(writes.put_inbox, session_id, draft)
 
         def job() -> Job[tuple[InboxItem, int]]:
-            return Job(plan, session_id, moved=lambda done: (session_id, done[1]))
+            return Job(plan, session_id, moved=lambda done: [(session_id, done[1])])
 
         item, _ = await self._with_blobs(large, tenant, job)
         return item
@@ -191,7 +200,7 @@ class RelationalSessionStore(RelationalReading):
         """Delete a session that nobody drives."""
         self._check(session_id)
         plan = partial(writes.delete, session_id)
-        await self._engine.write(Job(plan, session_id, moved=lambda _: (session_id, 0)))
+        await self._engine.write(Job(plan, session_id, moved=lambda _: [(session_id, 0)]))
 
     async def erase(self, session_id: str, payload_id: str, rule: str) -> int:
         """Erase one value from a session, from what the database keeps of it too."""
@@ -265,7 +274,7 @@ class RelationalSessionStore(RelationalReading):
         plan = partial(importing.import_log, self._states, copy)
 
         def job() -> Job[tuple[ImportOutcome, State | None]]:
-            return Job(plan, copy.session, moved=lambda done: _position(done[1]))
+            return Job(plan, copy.session, moved=lambda done: _positions(done[1]))
 
         outcome, _ = await self._with_blobs(large, tenant, job)
         await self._sweep([(tenant, item.id) for item in large])  # what was erased here stays so
@@ -326,16 +335,22 @@ class RelationalSessionStore(RelationalReading):
             await self._engine.write(Job(partial(collecting.sweep, part)))
 
 
-def _position(state: State | None) -> tuple[str, int] | None:
-    return None if state is None else (state.session, state.seq)
+def _positions(state: State | None) -> writes.Positions:
+    return [] if state is None else [(state.session, state.seq)]
 
 
-def _appended_position(done: Appended) -> tuple[str, int] | None:
-    return _position(done.state)
+def _is_appended(done: tuple[Appended, writes.Positions]) -> Plan[bool]:
+    return writes.is_stored(done[0].state)
 
 
-def _is_appended(done: Appended) -> Any:
-    return writes.is_stored(done.state)
+def _check_contents(posts: Iterable[tuple[str, InboxDraft]]) -> list[Slot]:
+    """Return what items for other sessions bring along, the small values checked."""
+    contents = [draft.content for _, draft in posts]
+    given = [item for item in contents if item is not None and item.data is not None]
+    for item in given:
+        if item.size <= ROW_PAYLOAD_BYTES and item.data is not None:
+            check_bytes(item, item.data)
+    return given
 
 
 def _large(slots: Iterable[Slot]) -> list[Slot]:

@@ -5,11 +5,12 @@ A plan finds the session's row, checks everything against it, then writes.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
 import msgspec
 
-from holdfast.core.errors import PositionConflict
+from holdfast.core.errors import Corruption, PositionConflict
 from holdfast.core.events import now
 from holdfast.core.facts import Fact, SessionStarted
 from holdfast.core.heads import EdgeDraft, HeadDraft
@@ -19,10 +20,12 @@ from holdfast.core.state import State, empty
 from holdfast.stores import rows, snapshots
 from holdfast.stores.owner import Heartbeat
 from holdfast.stores.port import Appended, InboxDraft, InboxItem, Lease
-from holdfast.stores.relational import events, inbox, leases, payloads, sessions
+from holdfast.stores.relational import events, inbox, leases, payloads, pending, sessions
 from holdfast.stores.relational.events import States
-from holdfast.stores.relational.plan import Plan
+from holdfast.stores.relational.plan import Plan, Query
 from holdfast.stores.relational.sessions import SessionRow
+
+logger = logging.getLogger("holdfast.stores")
 
 
 class Request(msgspec.Struct, frozen=True, gc=False):
@@ -37,6 +40,7 @@ class Request(msgspec.Struct, frozen=True, gc=False):
     payloads: Sequence[Slot]
     adopt_from: str | None
     release: bool
+    posts: Sequence[tuple[str, InboxDraft]] = ()
 
 
 def create(
@@ -61,8 +65,12 @@ def create(
     return batch.state
 
 
-def append(states: States, request: Request) -> Plan[Appended]:
-    """Append one batch, checked against the session's row."""
+Positions = list[tuple[str, int]]
+"""Sessions that moved, and where they are."""
+
+
+def append(states: States, request: Request) -> Plan[tuple[Appended, Positions]]:
+    """Append one batch, checked against the session's row; return also which sessions moved."""
     lease = request.lease
     row = yield from sessions.find(lease.session, lock=True)
     yield from leases.check(row, lease)
@@ -88,11 +96,16 @@ def append(states: States, request: Request) -> Plan[Appended]:
         yield from inbox.consume(row, key, batch.state.seq)
     yield from _store(states, row, batch, source, before)
     yield from sessions.move(row.key, batch.state)
+    yield from pending.follow(row, before, batch.state, batch.events)
+    moved = [(row.id, batch.state.seq)]
+    for target, draft in sorted(request.posts, key=lambda post: (post[0], post[1].key)):
+        position = yield from inbox.post(row, target, draft)
+        moved += [] if position is None else [position]
     waiting = None
     if request.release:
         yield from leases.release(row.id, lease)
         waiting = yield from inbox.count_waiting(row)
-    return Appended(batch.events, batch.state, batch.head, waiting)
+    return Appended(batch.events, batch.state, batch.head, waiting), moved
 
 
 def _store(
@@ -114,6 +127,21 @@ def is_stored(state: State) -> Plan[bool]:
     """Tell whether a state's last event is in the log."""
     row = yield from sessions.look_up(state.session)
     return (yield from events.is_stored(state, row))
+
+
+def has_lost_pending() -> Plan[bool]:
+    """Tell whether a suspended session has no rows of waiting calls."""
+    return bool((yield Query("sessions_without_pending")))
+
+
+def repair_pending(states: States) -> Plan[None]:
+    """Make the rows of waiting calls anew for suspended sessions that have none."""
+    for (session_id,) in (yield Query("sessions_without_pending")):
+        try:
+            row = yield from sessions.find(session_id, lock=True)
+            yield from pending.rebuild(row, (yield from states.load(row)))
+        except Corruption as error:
+            logger.warning("the waiting calls of session %s are unknown: %s", session_id, error)
 
 
 def put_payload(session_id: str, item: Slot) -> Plan[Slot]:

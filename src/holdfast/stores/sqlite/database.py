@@ -32,6 +32,7 @@ from holdfast.core.errors import (
     StoreUnsafe,
 )
 from holdfast.core.events import now
+from holdfast.core.ids import friendly_name
 from holdfast.stores.place import denied_error
 
 logger = logging.getLogger("holdfast.stores")
@@ -45,18 +46,28 @@ LOOKS = 20
 """How often a file that changed under one who looks is read again."""
 CHECKPOINT_PAGES = 4096
 APPLICATION_ID = 0x486F6C64  # "Hold"
+NAMES_SINCE = 3
+"""The migration that adds names of sessions, which SQL cannot compute."""
 
 FAILURES = (apsw.Error, OSError, UnicodeDecodeError)
 """What SQLite and the disk raise; a text that does not decode is a damaged one."""
 
 _PACKAGE = resources.files("holdfast.stores.sqlite")
-_NAMED = re.compile(r"^-- name: (\w+(?:, \w+)*)\n", re.MULTILINE)
+_ENTRY = re.compile(r"^-- (name|part): (\w+(?:, \w+)*)\n", re.MULTILINE)
+_PART = re.compile(r"\{(\w+)\}")
 
 
 def _load_queries() -> dict[str, str]:
-    parts = _NAMED.split(_PACKAGE.joinpath("queries.sql").read_text(encoding="utf-8"))
-    named = zip(parts[1::2], parts[2::2], strict=True)
-    return {name: body.strip() for names, body in named for name in names.split(", ")}
+    text = _PACKAGE.joinpath("queries.sql").read_text(encoding="utf-8")
+    _, *fields = _ENTRY.split(text)
+    entries = list(zip(fields[::3], fields[1::3], fields[2::3], strict=True))
+    parts = {name: body.strip() for kind, name, body in entries if kind == "part"}
+    return {
+        name: _PART.sub(lambda match: parts[match[1]], body.strip())
+        for kind, names, body in entries
+        if kind == "name"
+        for name in names.split(", ")
+    }
 
 
 SQL = _load_queries()
@@ -260,6 +271,8 @@ class Database:
                     raise StoreUnsafe(f"{str(self.path)!r} is a database of something else")
                 if version < number:
                     connection.execute(text)
+                    if number == NAMES_SINCE:
+                        _fill_in_names(connection)
                     record = (number, name, _checksum(text), now())
                     connection.execute(SQL["insert_migration"], record)
                     connection.pragma("application_id", APPLICATION_ID)
@@ -321,6 +334,12 @@ _NEXT: dict[Any, str] = {
     StoreFailed: "check the disk, then try again",
     NothingWritten: "nothing was written, try again once the cause is gone",
 }
+
+
+def _fill_in_names(connection: apsw.Connection) -> None:
+    found: Any = connection.execute(SQL["all_sessions"]).fetchall()
+    names = [(friendly_name(session_id), session_id) for session_id, _ in found]
+    connection.executemany(SQL["name_session"], names)
 
 
 def _checksum(text: str) -> str:

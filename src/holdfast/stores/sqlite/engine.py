@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, TypeVar
@@ -14,6 +15,7 @@ from holdfast.core.errors import NothingWritten, StoreFailed
 from holdfast.stores.relational.plan import (
     Change,
     ChangeMany,
+    Clock,
     HasBlob,
     Job,
     Plan,
@@ -38,6 +40,7 @@ class SqliteEngine:
         self._blobs = blobs
         self._readers = Readers(database)
         self.where = str(database.path)
+        self.read_only = database.read_only
 
     def start(self, committed: Callable[[Sequence[Job[Any]]], None]) -> None:
         """Start the writer."""
@@ -118,5 +121,7 @@ class SqliteEngine:
             return self._blobs.has(step.tenant, step.id)
         if type(step) is ReadBlob:
             return self._blobs.get(step.tenant, step.id)
-        assert type(step) is RemoveBlob
-        return self._blobs.remove(step.tenant, step.id)
+        if type(step) is RemoveBlob:
+            return self._blobs.remove(step.tenant, step.id)
+        assert type(step) is Clock
+        return int(time.time() * 1000)

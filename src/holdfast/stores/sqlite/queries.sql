@@ -1,4 +1,4 @@
--- Every statement that the SQLite store runs, by name.
+-- Every statement that the SQLite store runs, by name. A part is text that several have in common.
 
 -- name: begin_write
 BEGIN IMMEDIATE
@@ -48,13 +48,13 @@ FROM sessions WHERE id = ?
 
 -- name: insert_session
 INSERT INTO sessions (
-  id, tenant, tenant_key, kind, agent, parent, origin, labels, started_at,
+  id, name, tenant, tenant_key, kind, agent, parent, origin, labels, started_at,
   seq, digest, updated_at, status, turns, last_turn, head, usd, tokens, unknown_usd
-) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) RETURNING key
+) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) RETURNING key
 
 -- name: heal_session
 UPDATE sessions SET
-  tenant = ?, tenant_key = ?, kind = ?, agent = ?, parent = ?, origin = ?, labels = ?,
+  name = ?, tenant = ?, tenant_key = ?, kind = ?, agent = ?, parent = ?, origin = ?, labels = ?,
   started_at = ?
 WHERE key = ?
 
@@ -64,39 +64,51 @@ UPDATE sessions SET
   tokens = ?, unknown_usd = ?
 WHERE key = ?
 
+-- name: name_session
+UPDATE sessions SET name = ? WHERE id = ?
+
 -- name: mark_imported
 UPDATE sessions SET imported = ? WHERE key = ?
 
 -- name: delete_session
 DELETE FROM sessions WHERE key = ?
 
--- name: session_info
-SELECT
+-- part: session_columns
   s.key, CAST(s.id AS BLOB), CAST(s.tenant AS BLOB), CAST(s.kind AS BLOB),
   CAST(s.agent AS BLOB), CAST(s.parent AS BLOB), CAST(s.origin AS BLOB),
   CAST(s.labels AS BLOB), CAST(s.started_at AS BLOB), s.imported, CAST(s.owner AS BLOB),
   s.seq, CAST(s.status AS BLOB), CAST(s.updated_at AS BLOB), s.turns, CAST(s.last_turn AS BLOB),
   CAST(s.head AS BLOB), CAST(s.usd AS BLOB), s.tokens, s.unknown_usd,
   (SELECT count(*) FROM inbox i WHERE i.session = s.key AND i.consumed_seq IS NULL)
-FROM sessions s WHERE s.id = ?
 
--- name: list_sessions
-SELECT
-  s.key, CAST(s.id AS BLOB), CAST(s.tenant AS BLOB), CAST(s.kind AS BLOB),
-  CAST(s.agent AS BLOB), CAST(s.parent AS BLOB), CAST(s.origin AS BLOB),
-  CAST(s.labels AS BLOB), CAST(s.started_at AS BLOB), s.imported, CAST(s.owner AS BLOB),
-  s.seq, CAST(s.status AS BLOB), CAST(s.updated_at AS BLOB), s.turns, CAST(s.last_turn AS BLOB),
-  CAST(s.head AS BLOB), CAST(s.usd AS BLOB), s.tokens, s.unknown_usd,
-  (SELECT count(*) FROM inbox i WHERE i.session = s.key AND i.consumed_seq IS NULL)
-FROM sessions s
-WHERE s.key < :below
+-- part: session_filter
+  s.key < :below
   AND (:tenant IS NULL OR s.tenant = :tenant)
   AND (:kind IS NULL OR s.kind = :kind)
   AND (:agent IS NULL OR s.agent = :agent)
-  AND (:parent IS NULL OR s.parent = :parent)
-  AND (:waiting IS NULL OR :waiting = EXISTS (
-    SELECT 1 FROM inbox i WHERE i.session = s.key AND i.consumed_seq IS NULL
-  ))
+
+-- name: session_info
+SELECT {session_columns} FROM sessions s WHERE s.id = ?
+
+-- name: list_sessions
+SELECT {session_columns} FROM sessions s WHERE {session_filter}
+ORDER BY s.key DESC LIMIT :limit
+
+-- name: list_sessions_by_name
+SELECT {session_columns} FROM sessions s WHERE s.name = :name AND {session_filter}
+ORDER BY s.key DESC LIMIT :limit
+
+-- name: list_sessions_by_status
+SELECT {session_columns} FROM sessions s WHERE s.status = :status AND {session_filter}
+ORDER BY s.key DESC LIMIT :limit
+
+-- name: list_sessions_by_parent
+SELECT {session_columns} FROM sessions s WHERE s.parent = :parent AND {session_filter}
+ORDER BY s.key DESC LIMIT :limit
+
+-- name: list_sessions_by_inbox
+SELECT {session_columns} FROM sessions s
+WHERE s.key IN (SELECT session FROM inbox WHERE consumed_seq IS NULL) AND {session_filter}
 ORDER BY s.key DESC LIMIT :limit
 
 -- name: insert_event
@@ -258,16 +270,22 @@ SELECT payload, at, rule FROM erasures WHERE session = ? ORDER BY at, payload
 DELETE FROM erasures WHERE session = ?
 
 -- name: insert_inbox
-INSERT INTO inbox (session, name, kind, at, call_id, content) VALUES (?, ?, ?, ?, ?, ?)
+INSERT INTO inbox (session, name, kind, at, call_id, content, wait, asked_by)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?)
+
+-- part: inbox_columns
+  name, kind, at, call_id, content, consumed_seq, wait, asked_by
 
 -- name: find_inbox
-SELECT name, kind, at, call_id, content, consumed_seq FROM inbox WHERE session = ? AND name = ?
+SELECT {inbox_columns} FROM inbox WHERE session = ? AND name = ?
 
--- name: find_inbox_call
-SELECT name, kind, at, call_id, content, consumed_seq FROM inbox WHERE session = ? AND call_id = ?
+-- name: find_inbox_decision
+SELECT {inbox_columns} FROM inbox
+WHERE session = ? AND call_id = ? AND coalesce(wait, 0) = coalesce(?, 0)
+  AND kind IN ('answer', 'expiry')
 
 -- name: list_inbox
-SELECT name, kind, at, call_id, content, consumed_seq FROM inbox WHERE session = ? ORDER BY key
+SELECT {inbox_columns} FROM inbox WHERE session = ? ORDER BY key
 
 -- name: count_inbox
 SELECT count(*) FROM inbox WHERE session = ? AND consumed_seq IS NULL
@@ -286,11 +304,14 @@ INSERT INTO owners (id, host, boot, namespace, pid, started, ticks, wall, second
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
 ON CONFLICT DO UPDATE SET ticks = excluded.ticks, wall = excluded.wall, seconds = excluded.seconds
 
+-- part: owner_columns
+  id, host, boot, namespace, pid, started, ticks, wall, seconds
+
 -- name: get_owner
-SELECT id, host, boot, namespace, pid, started, ticks, wall, seconds FROM owners WHERE id = ?
+SELECT {owner_columns} FROM owners WHERE id = ?
 
 -- name: list_owners
-SELECT id, host, boot, namespace, pid, started, ticks, wall, seconds FROM owners
+SELECT {owner_columns} FROM owners
 WHERE id NOT IN (SELECT owner FROM sessions WHERE owner IS NOT NULL)
 
 -- name: delete_owner
@@ -323,3 +344,85 @@ SELECT id, seq FROM sessions
 
 -- name: deleted_sessions
 SELECT id, 0 FROM tombstones WHERE key > ?
+
+-- name: put_pending
+INSERT INTO pending_calls (
+  session, call_id, name, wait, kind, seq, since, deadline, due_at, assignee
+) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+
+-- name: move_pending
+UPDATE pending_calls SET deadline = ?, due_at = ?, assignee = ? WHERE session = ? AND call_id = ?
+
+-- name: delete_pending
+DELETE FROM pending_calls WHERE session = ? AND call_id = ?
+
+-- name: delete_pending_of_session
+DELETE FROM pending_calls WHERE session = ?
+
+-- name: find_pending
+SELECT wait, due_at FROM pending_calls WHERE session = ? AND call_id = ?
+
+-- name: pending_of_session
+SELECT call_id, name, wait, kind, seq, since, deadline, due_at, assignee FROM pending_calls
+WHERE session = ? ORDER BY key
+
+-- name: sessions_without_pending
+SELECT id FROM sessions
+WHERE status = 'suspended' AND key NOT IN (SELECT session FROM pending_calls)
+
+-- part: pending_columns
+  p.key, s.id, s.tenant, s.agent, p.call_id, p.name, p.wait, p.kind, p.since, p.seq, p.deadline,
+  p.assignee, CAST(e.data AS BLOB)
+
+-- part: pending_rows
+  pending_calls p
+  JOIN sessions s ON s.key = p.session
+  LEFT JOIN events e ON e.session = p.session AND e.seq = p.seq
+
+-- part: pending_filter
+  p.key > :after
+  AND (:tenant IS NULL OR s.tenant = :tenant)
+  AND (:session IS NULL OR s.id = :session)
+  AND (:kind IS NULL OR p.kind = :kind)
+  AND (:assignee IS NULL OR p.assignee = :assignee)
+  AND (:agent IS NULL OR s.agent = :agent)
+  AND (:due IS NULL OR p.due_at <= :due)
+
+-- name: list_pending
+SELECT {pending_columns} FROM {pending_rows} WHERE {pending_filter} ORDER BY p.key LIMIT :limit
+
+-- name: list_pending_by_due
+SELECT {pending_columns} FROM {pending_rows}
+WHERE p.key IN (SELECT key FROM pending_calls WHERE due_at <= :due) AND {pending_filter}
+ORDER BY p.key LIMIT :limit
+
+-- name: list_pending_by_session
+SELECT {pending_columns} FROM {pending_rows}
+WHERE p.session IN (SELECT key FROM sessions WHERE id = :session) AND {pending_filter}
+ORDER BY p.key LIMIT :limit
+
+-- name: list_pending_by_assignee
+SELECT {pending_columns} FROM {pending_rows}
+WHERE p.key IN (SELECT key FROM pending_calls WHERE assignee = :assignee) AND {pending_filter}
+ORDER BY p.key LIMIT :limit
+
+-- name: all_owners
+SELECT {owner_columns} FROM owners
+
+-- name: list_work_due
+SELECT
+  s.key, s.id, s.tenant, s.agent,
+  EXISTS (SELECT 1 FROM inbox i WHERE i.session = s.key AND i.consumed_seq IS NULL),
+  EXISTS (SELECT 1 FROM pending_calls p WHERE p.session = s.key AND p.due_at <= :now),
+  s.status IN ('running', 'stop_requested')
+FROM sessions s
+WHERE s.key > :after
+  AND s.key IN (
+    SELECT session FROM inbox WHERE consumed_seq IS NULL
+    UNION SELECT session FROM pending_calls WHERE due_at <= :now
+    UNION SELECT key FROM sessions WHERE status IN ('running', 'stop_requested')
+  )
+  AND s.imported = 0
+  AND s.status NOT IN ('stopped', 'failed')
+  AND (s.owner IS NULL OR s.owner NOT IN (SELECT value FROM json_each(:live)))
+ORDER BY s.key LIMIT :limit

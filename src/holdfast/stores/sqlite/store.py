@@ -29,6 +29,7 @@ class SqliteSessionStore(RelationalSessionStore):
 
     def __init__(self, path: Path, engine: SqliteEngine, lease_seconds: float) -> None:
         self._path = path
+        self._read_only = engine.read_only
         super().__init__(engine, lease_seconds)
 
     @classmethod
@@ -65,7 +66,10 @@ class SqliteSessionStore(RelationalSessionStore):
                 database.close(connection)
                 raise
 
-        return await asyncio.to_thread(start)
+        store = await asyncio.to_thread(start)
+        if not store._read_only:
+            await store.repair()
+        return store
 
     @property
     def flags(self) -> StoreFlags:

@@ -17,7 +17,7 @@ from holdfast.core.errors import (
 )
 from holdfast.core.facts import SessionStarted
 from holdfast.core.payloads import Erased, slot, slot_of_bytes
-from holdfast.stores.port import InboxDraft, InboxItem, SessionStore
+from holdfast.stores.port import InboxDraft, SessionStore
 from holdfast.stores.verify import verify
 from holdfast.testing.contract.place import ContractPlace, Place
 from holdfast.testing.driver import drive
@@ -214,33 +214,6 @@ class InboxContract(ContractPlace):
             with pytest.raises(InboxConflict, match="'k'"):
                 await store.put_inbox("s-1", other)
         assert await store.list_inbox("s-1") == [first]
-
-    async def test_the_first_of_answer_and_expiry_wins(
-        self, place: Place, store: SessionStore
-    ) -> None:
-        await drive(store)
-        stores = [store, await place.open()]
-        drafts = [
-            InboxDraft("answer-1", "answer", "c-1", slot("yes", "answer")),
-            InboxDraft("expiry-1", "expiry", "c-1"),
-        ]
-        results = await asyncio.gather(
-            *(stores[n % 2].put_inbox("s-1", drafts[n // 2]) for n in range(4)),
-            return_exceptions=True,
-        )
-        stored = await store.list_inbox("s-1")
-        assert len(stored) == 1
-        losers = [result for result in results if isinstance(result, InboxConflict)]
-        winners = [result for result in results if isinstance(result, InboxItem)]
-        assert winners == stored * 2
-        assert len(losers) == 2
-
-    async def test_a_consumed_answer_still_keeps_a_later_one_out(self, store: SessionStore) -> None:
-        driver = await drive(store)
-        await store.put_inbox("s-1", InboxDraft("a", "answer", "c-1", slot("yes", "answer")))
-        await driver.append(driver.message("done"), consumes=["a"])
-        with pytest.raises(InboxConflict):
-            await store.put_inbox("s-1", InboxDraft("b", "expiry", "c-1"))
 
     async def test_the_same_key_in_two_sessions_is_two_items(self, store: SessionStore) -> None:
         for session in ("s-1", "s-2"):
