@@ -38,13 +38,13 @@ def test_a_model_that_cannot_be_used_brings_its_own_next_step(shell, model, advi
     assert "Pydantic" not in done.stderr
 
 
-def test_a_stopped_session_says_that_it_works_no_messages_and_how_to_go_on(shell):
+def test_a_stopped_session_says_that_it_takes_no_messages_and_how_to_continue(shell):
     model = shell.script(cell("FINAL(1)"))
     shell.run("run", "hi", "--model", model, "--session-id", "a")
     assert shell.run("stop", "a").returncode == 0
     done = shell.run("send", "a", "more")
     assert (done.returncode, done.stdout) == (6, "")
-    assert "works no messages; go on with: holdfast" in done.stderr
+    assert "takes no more messages; continue in a fork: holdfast" in done.stderr
     assert "fork a" in done.stderr
 
 
@@ -107,9 +107,9 @@ def test_every_setting_of_run_says_its_default():
 def test_a_fork_says_where_what_it_began_with_can_be_read(shell):
     shell.run("run", "hi", "--model", shell.script(cell("FINAL(1)")), "--session-id", "a")
     assert shell.run("fork", "a", "--session-id", "b").returncode == 0
-    assert "what it began with: holdfast" in shell.run("show", "b").stdout
+    assert "inherited history: holdfast" in shell.run("show", "b").stdout
     assert "show a" in shell.run("show", "b").stdout
-    assert "what it began with" not in shell.run("show", "a").stdout
+    assert "inherited history" not in shell.run("show", "a").stdout
 
 
 @pytest.mark.parametrize("options", [(), ("--model", "script:x", "--max-steps", "0")])

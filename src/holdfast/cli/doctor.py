@@ -1,4 +1,4 @@
-"""What is there to work with: the machine, the store, the settings and where they come from."""
+"""`holdfast doctor` and `config`: the machine, the store, and the settings with their origins."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ EXTRAS = {
 
 @command("doctor")
 def doctor_command(call: Call) -> int:
-    """Say what this machine and this store can do, and what waits for someone."""
+    """Check this machine and this store: engines, confinement, leases, interrupted sessions."""
     document = asyncio.run(_examine(call))
     lines = list(_lines("", document))
     call.answer(document, "\n".join(lines))

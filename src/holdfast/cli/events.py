@@ -1,4 +1,4 @@
-"""The log as it is: one line per event, and live if asked."""
+"""`holdfast events`: the log as stored, one line per event, followed live on request."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ PAGE_EVENTS = 500
     show_default=True,
     help="First event to print.",
 )
-@click.option("--follow", "-f", is_flag=True, help="Go on with new events until Ctrl-C.")
+@click.option("--follow", "-f", is_flag=True, help="Follow new events until Ctrl-C.")
 @click.option(
     "--type",
     "types",

@@ -1,7 +1,7 @@
-"""Ctrl-C and SIGTERM while a session is driven: the first breaks off cleanly, a second at once.
+"""Ctrl-C and SIGTERM while a session is driven: the first cancels cleanly, a second ends at once.
 
-A clean break is a cancellation: the runtime records the interruption and gives the lease back. It
-is a courtesy to whoever reads the log; a kill loses nothing either. A signal that was ignored when
+Cancelled cleanly, the runtime records the interruption and gives the lease back. That serves
+whoever reads the log; a kill loses nothing either. A signal that was ignored when
 the command started, as nohup and a shell's background jobs have it, stays ignored.
 """
 
@@ -21,11 +21,11 @@ class Interruption:
         self._loop = asyncio.get_running_loop()
         self._task = asyncio.current_task()
         self._signal: signal.Signals | None = None
-        self._heeded = [n for n in SIGNALS if signal.getsignal(n) is not signal.SIG_IGN]
+        self._handled = [n for n in SIGNALS if signal.getsignal(n) is not signal.SIG_IGN]
 
     def __enter__(self) -> Interruption:
-        for number in self._heeded:
-            self._loop.add_signal_handler(number, self._break_off, number)
+        for number in self._handled:
+            self._loop.add_signal_handler(number, self._cancel, number)
         return self
 
     def __exit__(
@@ -34,25 +34,25 @@ class Interruption:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._let_go()
+        self._remove_handlers()
 
     @property
     def exit_code(self) -> int:
         """Return the code with which a process leaves that a signal ended."""
         return 128 + (self._signal or signal.SIGINT)
 
-    def taken(self) -> None:
-        """Say that the cancellation was handled; one that was no signal goes on."""
+    def handled(self) -> None:
+        """Mark the cancellation as handled; one that no signal caused is raised again."""
         if self._signal is None or self._task is None:
             raise asyncio.CancelledError
         self._task.uncancel()
 
-    def _break_off(self, number: signal.Signals) -> None:
+    def _cancel(self, number: signal.Signals) -> None:
         self._signal = number
-        self._let_go()
+        self._remove_handlers()
         if self._task is not None:
             self._task.cancel()
 
-    def _let_go(self) -> None:
-        for number in self._heeded:
+    def _remove_handlers(self) -> None:
+        for number in self._handled:
             self._loop.remove_signal_handler(number)

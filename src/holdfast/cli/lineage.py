@@ -1,4 +1,4 @@
-"""Where sessions come from and what came of them: heads, tree, graph, and where two part."""
+"""Lineage commands: heads, tree, graph, and the first divergence of two sessions."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ DIFF_LINES = 200
 @command("heads")
 @session_argument
 def heads_command(call: Call, session: str) -> None:
-    """List the heads of SESSION: the places to fork from, each a proof of all before it."""
+    """List the heads of SESSION: positions to fork from, each a proof of all events before it."""
 
     async def read(store: SessionStore, reads: Reads) -> tuple[SessionInfo, list[HeadView]]:
         info = await find_session(store, session)
@@ -106,10 +106,10 @@ def _lines(family: Family) -> list[str]:
     type=click.Choice(list(FORMATS)),
     default="dot",
     show_default=True,
-    help="The language of the picture: Graphviz or Mermaid.",
+    help="Language of the graph: Graphviz or Mermaid.",
 )
 def graph_command(call: Call, session: str | None, language: str) -> None:
-    """Print the family of SESSION, or of every session, as a picture for Graphviz or Mermaid."""
+    """Print the family of SESSION, or of every session, as a graph for Graphviz or Mermaid."""
 
     async def read(store: SessionStore) -> Family:
         wanted = None if session is None else (await find_session(store, session)).id
@@ -124,7 +124,7 @@ def graph_command(call: Call, session: str | None, language: str) -> None:
 @click.argument("one")
 @click.argument("other")
 def diff_command(call: Call, one: str, other: str) -> None:
-    """Show where the histories of the sessions ONE and OTHER part, what forks inherited included.
+    """Show the first divergence of the sessions ONE and OTHER, inherited history included.
 
     Times, usage, ids and lost model calls are not compared.
     """

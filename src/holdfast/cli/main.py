@@ -19,36 +19,36 @@ from holdfast.cli.terminal import dumps
 from holdfast.core.errors import HoldfastError, InvalidInput, NotFound
 
 SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
-    "Work": {
-        "run": ("turns", "Start a session and work one message until it ends."),
+    "Drive sessions": {
+        "run": ("turns", "Start a session and work on a message."),
         "send": ("turns", "Send a message to a session."),
-        "resume": ("turns", "Go on with what was interrupted or queued."),
-        "stop": ("sessions", "Ask a session to end."),
+        "resume": ("turns", "Resume an interrupted turn, work on queued messages."),
+        "stop": ("sessions", "Stop a session."),
         "fork": ("sessions", "Start a session from a head of another."),
         "workflow": ("workflow", "Check a workflow file, or draw it."),
     },
-    "Look": {
+    "Read": {
         "sessions": ("sessions", "List sessions, newest first."),
-        "show": ("show", "Read a session: turns, steps, code, output, cost."),
-        "events": ("events", "Read a session's log, or follow it."),
+        "show": ("show", "Show a session: turns, steps, code, output, cost."),
+        "events": ("events", "Print a session's log, or follow it."),
         "heads": ("lineage", "List the heads of a session."),
         "tree": ("lineage", "Show parents, forks and children, and what they cost."),
-        "graph": ("lineage", "Print the tree for Graphviz or Mermaid."),
-        "diff": ("lineage", "Show where two sessions part."),
-        "vars": ("payloads", "List the namespace at the last checkpoint."),
+        "graph": ("lineage", "Print the tree as a graph for Graphviz or Mermaid."),
+        "diff": ("lineage", "Show the first divergence of two sessions."),
+        "vars": ("payloads", "List the variables at the last checkpoint."),
         "payload": ("payloads", "Print a stored value."),
     },
-    "Keep": {
-        "verify": ("care", "Prove sessions from their first event to their last."),
-        "gc": ("care", "Remove payloads that nothing refers to."),
-        "export": ("care", "Write sessions to one portable file."),
-        "import": ("care", "Take sessions out of an exported file."),
-        "erase": ("payloads", "Erase one value; the proof still holds."),
+    "Maintain": {
+        "verify": ("maintenance", "Verify every digest, head and stored value."),
+        "gc": ("maintenance", "Remove payloads that nothing refers to."),
+        "export": ("maintenance", "Write sessions to one portable file."),
+        "import": ("maintenance", "Store the sessions of an exported file."),
+        "erase": ("payloads", "Erase one value; the rest still verifies."),
         "delete": ("sessions", "Delete a session."),
     },
     "Set up": {
-        "demo": ("demo", "A tour of under a minute: no network, no key."),
-        "doctor": ("doctor", "Say what this machine and this store can do."),
+        "demo": ("demo", "A tour of half a minute: no network, no key."),
+        "doctor": ("doctor", "Check this machine and this store."),
         "config": ("doctor", "Show every setting and where it comes from."),
     },
 }

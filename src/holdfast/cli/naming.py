@@ -38,8 +38,8 @@ async def find_session(store: SessionStore, given: str) -> SessionInfo:
     found = named or begun
     if not found:
         raise SessionNotFound(
-            f"no session is {given!r} by id, beginning of an id, or name; `holdfast sessions` "
-            "lists them"
+            f"no session has an id or a name that is or begins with {given!r}; "
+            "`holdfast sessions` lists them"
         )
     if len(found) > 1:
         shown = ", ".join(f"{info.id} ({info.name})" for info in found[:CANDIDATES_SHOWN])

@@ -1,4 +1,4 @@
-"""What every command takes: where the store is, and whether to answer with a document."""
+"""Options of every command: the store, and whether to print a document."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ session_argument = click.argument("session")
 
 
 def note(text: str) -> None:
-    """Tell people something that is not part of the result; where nobody listens, go on."""
+    """Print a note on standard error; a closed stream is not an error."""
     try:
         click.echo(clean(text), err=True)
     except OSError:

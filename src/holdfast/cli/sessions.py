@@ -44,7 +44,7 @@ COLUMNS = (
     help="How many to list.",
 )
 @click.option("--all", "everything", is_flag=True, help="All of them, whatever --limit says.")
-@click.option("--cursor", help="Go on after the page that gave this cursor.")
+@click.option("--cursor", help="Start after the page that gave this cursor.")
 def sessions_command(
     call: Call,
     status: str | None,
@@ -94,7 +94,7 @@ def pair(text: str, option: str) -> tuple[str, str]:
 @command("stop")
 @session_argument
 def stop_command(call: Call, session: str) -> None:
-    """Ask SESSION to end: at once, or as soon as its driver sees it."""
+    """Stop SESSION: at once, or by its driver where one is at work."""
     from holdfast.runtime.results import TurnResult
     from holdfast.runtime.runtime import Runtime
     from holdfast.runtime.settings import resolve
@@ -122,7 +122,7 @@ def stop_command(call: Call, session: str) -> None:
 )
 @click.option("--session-id", help="The id of the new session; by default a new one.")
 def fork_command(call: Call, session: str, head: str | None, session_id: str | None) -> None:
-    """Start a session from a head of SESSION, which stays as it is; prints the new id."""
+    """Start a session from a head of SESSION, which is not changed; print the new id."""
     from holdfast.runtime.runtime import Runtime
     from holdfast.runtime.settings import resolve
 
@@ -143,7 +143,7 @@ def fork_command(call: Call, session: str, head: str | None, session_id: str | N
             new.id,
         )
         if not call.as_json:
-            note(f"forked from {info.id}; go on with: {call.command_line('send', new.id, '…')}")
+            note(f"forked from {info.id}; continue with: {call.command_line('send', new.id, '…')}")
 
     asyncio.run(work())
 
@@ -154,7 +154,7 @@ def _agreed(question: str) -> bool:
     except click.Abort:
         if sys.stdin.isatty():
             raise
-        raise click.UsageError("nobody is there to be asked; pass --yes") from None
+        raise click.UsageError("there is no terminal to confirm at; pass --yes") from None
 
 
 @command("delete")

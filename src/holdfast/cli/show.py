@@ -1,4 +1,4 @@
-"""`holdfast show`: a session to read from top to bottom."""
+"""`holdfast show`: the transcript of a session, from top to bottom."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ def show_command(call: Call, session: str, turn: int | None, full: bool) -> None
             page = Page(colour=_styled(), full=full)
             page.session(info)
             if info.origin and turn is None:
-                page.aside(f"what it began with: {call.command_line('show', info.origin)}")
+                page.aside(f"inherited history: {call.command_line('show', info.origin)}")
             if first is not None:
                 page.item(first)
             async for item in turns:
                 page.item(item)
             if info.status == "interrupted":
-                page.aside(f"interrupted; go on with: {call.command_line('resume', info.id)}")
+                page.aside(f"interrupted; resume with: {call.command_line('resume', info.id)}")
 
     asyncio.run(work())
 
@@ -92,8 +92,8 @@ class Page:
         for step in turn.steps:
             self._step(step)
         if turn.revivals:
-            times = turn.revivals
-            self.aside("revived once" if times == 1 else f"revived {times} times")
+            times = "once" if turn.revivals == 1 else f"{turn.revivals} times"
+            self.aside(f"resumed {times} after an interruption")
         for event in turn.raw:
             self._raw(event)
         if turn.error not in (None, *(step.error for step in turn.steps)):

@@ -1,4 +1,4 @@
-"""Working a turn: run, send, resume. Ctrl-C breaks off cleanly and says how to go on."""
+"""Commands that drive a turn: run, send, resume. Ctrl-C cancels cleanly and says how to resume."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def run_command(
     allow_unconfined: bool,
     **settings: Any,
 ) -> int:
-    """Start a session and work MESSAGE until it ends; `-` reads it from standard input."""
+    """Start a session and work on MESSAGE until the turn ends; `-` reads standard input."""
     text = message_text(message)
     variables = read_inputs(inputs)
     settings["instructions"] = _from_file(settings["instructions"])
@@ -206,7 +206,7 @@ def resume_command(
     quiet: bool,
     allow_unconfined: bool,
 ) -> int:
-    """Go on with what SESSION left open, and with messages that wait in its inbox."""
+    """Resume the open turn of SESSION, and work the messages that wait in its inbox."""
 
     async def act(runtime: Runtime, session_id: str) -> TurnResult | None:
         return await runtime.resume(session_id, force=force, takeover=takeover)
@@ -278,7 +278,7 @@ async def _work(
     act: Act,
     quiet: bool,
 ) -> int:
-    """Open the store, find or start the session, drive it, and tell what came of it."""
+    """Open the store, find or start the session, drive it, and report the result."""
     with Interruption() as interruption:
         session = None
         try:
@@ -290,14 +290,14 @@ async def _work(
                     async with shown(runtime, session, quiet=quiet):
                         result = await act(runtime, session)
                 except asyncio.CancelledError:
-                    interruption.taken()
+                    interruption.handled()
                     return await _interrupted(call, runtime, session, interruption)
                 code = await _tell(call, runtime, session, result)
                 # Messages that came meanwhile are this process's to work.
                 await runtime.settled()
                 return code
         except asyncio.CancelledError:
-            interruption.taken()
+            interruption.handled()
             text = f"interrupted{'' if session is None else f'; {session} is as it stood'}"
             if call.as_json and session is None:
                 call.answer({"error": {"code": "interrupted", "message": text}}, "")
@@ -366,10 +366,10 @@ async def _tell(call: Call, runtime: Runtime, session: str, result: TurnResult |
             note(f"{result.status}: {result.error.rstrip('.')}. See: {look}")
             if isinstance(result, BudgetExceeded) and result.limit == "context_tokens":
                 earlier = call.command_line("fork", session, "--head", "HEAD")
-                note(f"The transcript stays too long here; go on before it was: {earlier}")
+                note(f"The transcript is too long to continue; fork an earlier head: {earlier}")
         case Stopped(turn=None):
             fork = call.command_line("fork", session)
-            note(f"stopped: {session} has ended and works no messages; go on with: {fork}")
+            note(f"stopped: {session} takes no more messages; continue in a fork: {fork}")
         case _:
             note(f"{result.status}: {getattr(result, 'error', '') or session}")
     return result.EXIT_CODE

@@ -1,4 +1,4 @@
-"""Care of a store: verify, gc, export, import."""
+"""Maintenance of a store: verify, gc, export, import."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from holdfast.views.sessions import all_sessions
 @command("verify")
 @click.argument("sessions", nargs=-1)
 def verify_command(call: Call, sessions: tuple[str, ...]) -> int:
-    """Prove SESSIONS, or all of them: every digest, head and stored value. Repairs nothing."""
+    """Verify SESSIONS, or all: every digest, head and stored value. Repairs nothing."""
     from holdfast.stores.verify import verify
 
     async def work(store: SessionStore) -> list[VerifyReport]:
@@ -111,7 +111,7 @@ def export_command(call: Call, sessions: tuple[str, ...], everything: bool, outp
 @click.option("--max-size", type=click.IntRange(1), help="Bytes it may unpack to (4 GiB).")
 @click.option("--max-ratio", type=click.IntRange(1), help="As often its own size at most (1000).")
 def import_command(call: Call, file: Path, max_size: int | None, max_ratio: int | None) -> None:
-    """Store the sessions of FILE; none where it is bad or one of them does not fit here."""
+    """Store the sessions of FILE: all of them, or none where one is damaged or conflicts."""
     from holdfast.stores.export_reader import ImportLimits
     from holdfast.stores.portable import import_sessions
 
@@ -132,7 +132,7 @@ def import_command(call: Call, file: Path, max_size: int | None, max_ratio: int 
     call.answer(import_document(outcomes), "\n".join(lines) or "the file holds no sessions")
     if not call.as_json and unowned:
         names = ", ".join(unowned)
-        note(f"read-only, as work is open in it: {names}; resume with --takeover, or fork")
+        note(f"read-only copies with open work: {names}; resume with --takeover, or fork")
 
 
 async def _named(store: SessionStore, given: tuple[str, ...]) -> list[str]:
