@@ -180,7 +180,7 @@ def test_an_import_says_which_copies_are_read_only(shell):
     asyncio.run(leave_open())
     shell.inside("export", "a", "b", "-o", "both.holdfast")
     told = shell.inside("--store", "other", "import", "both.holdfast").stderr
-    assert "read-only, as work is open in it: b;" in told
+    assert "read-only copies with open work: b;" in told
 
 
 @pytest.mark.parametrize("name", ["1x", "lm", "class"])
