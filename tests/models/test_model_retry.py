@@ -5,8 +5,12 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from test_provider_wire import FORMATS, KEY
+from wire_server import answer, wire_server
 
+from holdfast.core.errors import InvalidSettings
 from holdfast.models import errors
+from holdfast.models.choose import model_from_name
 from holdfast.models.port import Usage
 from holdfast.models.retry import RetryPolicy, elapsed_ms, with_retries
 
@@ -51,6 +55,61 @@ async def test_the_last_error_is_raised_with_all_attempts_when_they_are_used_up(
     with pytest.raises(errors.ConnectionDropped, match="drop 3") as caught:
         await with_retries(call, deadline_seconds=5, policy=QUICK)
     assert [a.message for a in caught.value.attempts] == ["drop 0", "drop 1", "drop 2", "drop 3"]
+
+
+async def test_an_outage_is_waited_out_as_long_as_the_deadline_allows():
+    kinds = (errors.RateLimited, errors.ServerError, errors.Overloaded, errors.Unreachable)
+    call = failing(*(kind() for _ in range(10) for kind in kinds))
+    patient = RetryPolicy(first_wait_seconds=0.001, max_wait_seconds=0.002)
+    reply, attempts = await with_retries(call, deadline_seconds=30, policy=patient)
+    assert (reply, len(attempts)) == ("done", 41)
+
+
+async def test_an_outage_that_lasts_ends_with_its_own_error_at_the_deadline():
+    call = failing(*(errors.RateLimited("slow down") for _ in range(10_000)))
+    patient = RetryPolicy(first_wait_seconds=0.01, max_wait_seconds=0.05)
+    with pytest.raises(errors.RateLimited, match="slow down") as caught:
+        await with_retries(call, deadline_seconds=0.5, policy=patient)
+    assert len(caught.value.attempts) > 4
+
+
+async def test_replies_that_are_not_replies_are_paid_for_a_few_times_only():
+    call = failing(*(errors.MalformedReply() for _ in range(100)))
+    patient = RetryPolicy(first_wait_seconds=0.001)
+    with pytest.raises(errors.MalformedReply) as caught:
+        await with_retries(call, deadline_seconds=30, policy=patient)
+    assert len(caught.value.attempts) == 4
+
+
+@pytest.mark.parametrize(
+    ("text", "policy"),
+    [
+        ("deadline", RetryPolicy(max_attempts=None)),
+        ("off", RetryPolicy(max_attempts=1)),
+        ("3", RetryPolicy(max_attempts=3)),
+    ],
+)
+def test_the_setting_says_how_often_to_try(text, policy):
+    assert RetryPolicy.from_setting(text) == policy
+
+
+@pytest.mark.parametrize("text", ["", "0", "-1", "often", "1.5", "٣", "1000"])
+def test_a_setting_that_says_nothing_of_use_is_refused(text):
+    with pytest.raises(InvalidSettings, match="retry is"):
+        RetryPolicy.from_setting(text)
+
+
+async def test_a_model_without_a_policy_of_its_own_goes_by_the_request(make_request):
+    wire = FORMATS["anthropic"]
+    broken = answer(wire.error("api_error", "on fire"), 500, retry_after_ms="1")
+    async with wire_server(*[broken] * 3) as server:
+        model = model_from_name(wire.name.format(url=server.url), api_key=KEY)
+        with pytest.raises(errors.ServerError):
+            await model.request(make_request(retry="2"))
+        with pytest.raises(errors.ServerError):
+            await model.request(make_request(retry="off"))
+        await model.close()
+    assert len(server.requests) == 3
 
 
 async def test_retry_after_is_waited_for_before_the_next_attempt():

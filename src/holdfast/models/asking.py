@@ -1,7 +1,7 @@
 """Asking a model that anyone may have written: its reply is checked, its deadline enforced.
 
 A model is code from outside. What it returns goes into a log that is read for years, so a reply is
-checked before it is stored, and one that is none fails the call like any other failure of a
+checked before it is stored, and one that is not valid fails the call like any other failure of a
 provider. So does whatever a model raises, a cancellation that nobody asked for included. A model
 that does not keep to its deadline is cut off here, a little later, so that one that does can report
 its attempts first.
@@ -15,6 +15,7 @@ from decimal import Decimal, InvalidOperation
 from typing import Any
 
 from holdfast.core.errors import ModelError
+from holdfast.core.events import now
 from holdfast.core.messages import Message, Reasoning, Text
 from holdfast.core.values import is_text
 from holdfast.models.errors import MalformedReply, ModelTimeout
@@ -76,12 +77,15 @@ def _proper(error: ModelError) -> ModelError:
 
 
 def attempts_of(error: ModelError) -> tuple[Attempt, ...]:
-    """Return the attempts that an error tells of; none where what it tells are none."""
+    """Return the attempts that an error carries; one that it stands for where it carries none."""
     attempts: Any = getattr(error, "attempts", ())
-    if _are_attempts(attempts):
+    if not _are_attempts(attempts):
+        logger.warning("a model's error has invalid attempts: %s", ascii(attempts)[:200])
+        attempts = ()
+    if attempts:
         return tuple(attempts)
-    logger.warning("a model's error has the attempts %s, which are none", ascii(attempts)[:200])
-    return ()
+    accepted = getattr(error, "accepted", True) is not False
+    return (Attempt(now(), 0, 0, "error", error.code, str(error), accepted),)
 
 
 def _failure(error: BaseException) -> ModelError:
@@ -112,7 +116,7 @@ def _wrong(reply: ModelReply) -> str | None:
         return f"message is {message!r}, not a Message of role 'assistant'"
     for part in message.parts:
         if isinstance(part, Text | Reasoning) and not isinstance(part.text, str):
-            return f"message has the part {part!r}, whose text is no string"
+            return f"message has the part {part!r}, whose text is not a string"
     if not is_text(reply.model):
         return f"model is {reply.model!a}, not a name"
     if not isinstance(reply.usage, Usage):
@@ -145,6 +149,7 @@ def _is_attempt(one: Any) -> bool:
         and _is_count(one.duration_ms)
         and one.outcome in ("ok", "error", "timeout")
         and all(text is None or is_text(text) for text in texts)
+        and type(one.accepted) is bool
     )
 
 

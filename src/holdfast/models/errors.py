@@ -1,14 +1,19 @@
 """What can go wrong between us and a model provider, by what can be done about it.
 
 Every provider's failures are sorted into these few kinds before anyone else sees them. `retryable`
-says whether the same request may succeed when it is made again, and every error carries the
-attempts that were made, so that a failed call leaves as full a record as a good one. `kind` is the
-short name by which a script asks for an error.
+says whether the same request may succeed when it is made again, `accepted` whether the provider may
+have taken it on, and so may charge for it. Every error carries the attempts that were made, so that
+a failed call leaves as full a record as a good one. `kind` is the short name by which a script asks
+for an error.
 
 ModelError
 └── ProviderError               carries the attempts; retryable where marked *
-    ├── ModelTimeout* · RateLimited* · ServerError* · ConnectionDropped* · MalformedReply*
-    ├── QuotaExceeded · BadRequest · AuthenticationFailed · ContentRefused · ContextTooLong
+    ├── ModelTimeout* · MalformedReply* · ContentRefused
+    ├── ServerError*
+    │   └── Overloaded*         not accepted, as all that follow
+    ├── ConnectionDropped*
+    │   └── Unreachable*
+    ├── RateLimited* · QuotaExceeded · BadRequest · AuthenticationFailed · ContextTooLong
     └── ScriptExhausted
 InvalidInput
 └── InvalidScript
@@ -29,6 +34,8 @@ class ProviderError(ModelError):
 
     kind: ClassVar[str] = "failed"
     retryable: ClassVar[bool] = False
+    most_attempts: ClassVar[int | None] = None  # None: as many as the deadline allows
+    accepted: bool = True
 
     def __init__(
         self,
@@ -36,11 +43,14 @@ class ProviderError(ModelError):
         *,
         attempts: tuple[Attempt, ...] = (),
         retry_after: float | None = None,
+        accepted: bool | None = None,
         **details: Any,
     ) -> None:
         super().__init__(message, **details)
         self.attempts = attempts
         self.retry_after = retry_after
+        if accepted is not None:
+            self.accepted = accepted
 
 
 class ModelTimeout(ProviderError):
@@ -55,26 +65,42 @@ class RateLimited(ProviderError):
 
     kind = "rate_limited"
     retryable = True
+    accepted = False
 
 
 class QuotaExceeded(ProviderError):
     """The account has no quota or credit left; waiting will not help."""
 
     kind = "quota"
+    accepted = False
 
 
 class ServerError(ProviderError):
-    """The provider is overloaded or broken."""
+    """The provider is broken."""
 
     kind = "server"
     retryable = True
 
 
+class Overloaded(ServerError):
+    """The provider is unavailable or overloaded and did not take the request on."""
+
+    kind = "overloaded"
+    accepted = False
+
+
 class ConnectionDropped(ProviderError):
-    """The connection to the provider failed or broke off."""
+    """The connection to the provider broke off."""
 
     kind = "connection"
     retryable = True
+
+
+class Unreachable(ConnectionDropped):
+    """No connection to the provider could be made; nothing was sent."""
+
+    kind = "unreachable"
+    accepted = False
 
 
 class MalformedReply(ProviderError):
@@ -82,18 +108,21 @@ class MalformedReply(ProviderError):
 
     kind = "malformed"
     retryable = True
+    most_attempts = 4  # each is paid for, and the next is seldom better
 
 
 class BadRequest(ProviderError):
     """The provider rejected the request itself."""
 
     kind = "bad_request"
+    accepted = False
 
 
 class AuthenticationFailed(ProviderError):
     """The provider rejected the credentials."""
 
     kind = "auth"
+    accepted = False
 
 
 class ContentRefused(ProviderError):
@@ -106,12 +135,14 @@ class ContextTooLong(ProviderError):
     """The request is larger than the model's context window."""
 
     kind = "context_too_long"
+    accepted = False
 
 
 class ScriptExhausted(ProviderError):
     """The script has no line for this request."""
 
     kind = "exhausted"
+    accepted = False
 
 
 class InvalidScript(InvalidInput):
@@ -130,7 +161,9 @@ KINDS: dict[str, type[ProviderError]] = {
         RateLimited,
         QuotaExceeded,
         ServerError,
+        Overloaded,
         ConnectionDropped,
+        Unreachable,
         MalformedReply,
         BadRequest,
         AuthenticationFailed,

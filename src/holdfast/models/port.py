@@ -36,6 +36,9 @@ class ModelRequest:
     `ordinal` is the number of steps (for a leaf: of leaf calls) that the session's log held when
     this one was issued, so the first is 0 and a resumed session asks with the same number again.
     `first_user_text` is the text of the session's first user message, for a leaf as for a step.
+    `retry` says how often a failure is tried again before the deadline, as the setting does, where
+    the model itself was not given a policy; `max_charged_attempts` is how many attempts may be made
+    that the provider may charge for.
     """
 
     messages: tuple[Message, ...]
@@ -48,6 +51,8 @@ class ModelRequest:
     settings: Mapping[str, Any] = field(default_factory=dict)
     max_output_tokens: int | None = None
     deadline_seconds: float = 120.0
+    retry: str = "deadline"
+    max_charged_attempts: int | None = None
     tools: tuple[ToolSpec, ...] = ()
 
     @property
@@ -99,7 +104,11 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One try at the provider: when, after which wait, for how long, and what came of it."""
+    """One try at the provider: when, after which wait, for how long, and what came of it.
+
+    `accepted` is false where the provider never took the request on, so that it costs nothing. What
+    is not known to be so may have cost something (`holdfast.models.spend`).
+    """
 
     started_at: str
     wait_ms: int
@@ -107,6 +116,7 @@ class Attempt:
     outcome: Literal["ok", "error", "timeout"]
     error: str | None = None
     message: str | None = None
+    accepted: bool = True
 
     def to_record(self) -> dict[str, str | int | None]:
         """Return the stored form."""

@@ -8,6 +8,7 @@ caller, stay inside the provider's client, and are cut out of any error text.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import inspect
 from importlib.metadata import version
@@ -57,7 +58,7 @@ class PydanticAiModel:
     ) -> None:
         self._model = model
         self._name = name
-        self._retry = retry or RetryPolicy()
+        self._retry = retry
         self._secrets = secrets
 
     @property
@@ -82,8 +83,12 @@ class PydanticAiModel:
         messages = to_provider(request.messages)
         settings = self._settings(request)
         parameters = _parameters(request)
+        clock = asyncio.get_running_loop().time
+        deadline = clock() + request.deadline_seconds
 
         async def attempt() -> ModelResponse:
+            # Of this the client takes at most 5 seconds to connect, which is then known to be why.
+            settings["timeout"] = max(0.1, deadline - clock())
             try:
                 return await self._ask(messages, settings, parameters, on_delta)
             except ProviderError:
@@ -94,7 +99,8 @@ class PydanticAiModel:
         response, attempts = await with_retries(
             attempt,
             deadline_seconds=request.deadline_seconds,
-            policy=self._retry,
+            policy=self._retry or RetryPolicy.from_setting(request.retry),
+            max_charged=request.max_charged_attempts,
             on_retry=lambda: show(on_delta, Delta("restart")),
         )
         cost_usd = _cost_usd(response)
@@ -177,7 +183,7 @@ class PydanticAiModel:
         settings |= request.settings
         if request.max_output_tokens is not None:
             settings["max_tokens"] = request.max_output_tokens
-        settings |= {"max_retries": 0, "timeout": request.deadline_seconds}
+        settings["max_retries"] = 0
         return cast(ModelSettings, settings)
 
 

@@ -13,7 +13,7 @@ _LIMIT = 500
 _KINDS: tuple[tuple[type[Exception], type[ours.ProviderError]], ...] = (
     (theirs.ModelRateLimitError, ours.RateLimited),
     (theirs.ModelQuotaExceededError, ours.QuotaExceeded),
-    (theirs.ModelUnavailableError, ours.ServerError),
+    (theirs.ModelUnavailableError, ours.Overloaded),
     (theirs.ModelServerError, ours.ServerError),
     (theirs.ModelTimeoutError, ours.ModelTimeout),
     (theirs.ModelRequestTimeout, ours.ModelTimeout),
@@ -33,11 +33,21 @@ def our_error(error: Exception, model: str, secrets: Sequence[str] = ()) -> ours
     kind = next((our for their, our in _KINDS if isinstance(error, their)), None)
     if kind is None:
         kind = ours.BadRequest if _rejected(error) else ours.MalformedReply
+    if getattr(error, "phase", None) in ("pool", "connect"):
+        kind = ours.Unreachable
     return kind(
         f"{model!r}: {_redacted(_explained(error), secrets)}",
         retry_after=getattr(error, "retry_after", None),
+        accepted=_accepted(error),
         status=getattr(error, "status_code", None),
     )
+
+
+def _accepted(error: Exception) -> bool | None:
+    """Say whether the provider took the request on; None leaves it to the kind of error."""
+    if getattr(error, "in_stream", False):
+        return True  # it had begun to answer
+    return False if _rejected(error) else None
 
 
 def _rejected(error: Exception) -> bool:

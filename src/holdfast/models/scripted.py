@@ -147,6 +147,7 @@ class ScriptedModel:
             lambda: self._answer(request, on_delta),
             deadline_seconds=request.deadline_seconds,
             policy=self._retry,
+            max_charged=request.max_charged_attempts,
             on_retry=lambda: show(on_delta, Delta("restart")),
         )
         return replace(reply, attempts=attempts, latency_ms=elapsed_ms(attempts))

@@ -21,6 +21,8 @@ from typing import Any
 from holdfast.core.errors import InvalidSettings
 from holdfast.core.values import is_too_deep
 from holdfast.models.choose import KEY_VARIABLE
+from holdfast.models.prices import declared_prices, prices_text
+from holdfast.models.retry import RetryPolicy
 from holdfast.stores.choose import STORE_VARIABLE
 
 CONFIG_FILE = "config.toml"
@@ -34,6 +36,8 @@ class Settings:
     model: str = ""
     leaf_model: str = ""  # empty: the same as model
     model_options: str = ""  # a JSON object, such as {"temperature": 0.2}
+    prices: str = ""  # a JSON object: model name to dollars per million tokens
+    retry: str = "deadline"  # deadline, off, or a number of attempts
     kernel: str = "auto"  # auto, cpython, monty
     profile: str = "default"  # locked_down, default, trusted
     work_area: str = ""  # empty: the current folder
@@ -65,6 +69,8 @@ class Settings:
                     f"{name} is {getattr(self, name)!r}; use one of {', '.join(choices)}"
                 )
         self.options()
+        declared_prices(self.prices)
+        RetryPolicy.from_setting(self.retry)
         try:
             self.instructions.encode()
         except UnicodeEncodeError as error:
@@ -204,6 +210,10 @@ def _typed(name: str, value: Any, origin: str) -> Any:
             raise InvalidSettings(f"{name} ({origin}) is {_shown(value)}, not a whole number")
         return value
     if name == "max_usd" and type(value) in (int, float, Decimal):
+        return str(value)
+    if name == "prices":
+        return prices_text(declared_prices(value))
+    if name == "retry" and type(value) is int:
         return str(value)
     if not isinstance(value, str):
         raise InvalidSettings(f"{name} ({origin}) is {_shown(value)}, not text")
