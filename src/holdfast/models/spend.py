@@ -37,6 +37,13 @@ class Spent:
     held_usd: str | None = "0"
     held_usage: dict[str, int | None] | None = None
 
+    @property
+    def of_failure(self) -> tuple[str | None, dict[str, int | None], bool]:
+        """Return cost, usage and whether they are ceilings, for a call that brought no reply."""
+        if self.unknown:
+            return self.held_usd, self.held_usage or NOTHING, True
+        return "0", NOTHING, False
+
 
 NOTHING: dict[str, int | None] = {"input_tokens": 0, "output_tokens": 0}
 

@@ -13,6 +13,9 @@ from decimal import Decimal
 
 from holdfast.core import facts
 from holdfast.core.state import State, is_model_call, plus
+from holdfast.models.asking import ceiling_of
+from holdfast.models.port import Model
+from holdfast.models.spend import Ceiling, Spent, affordable_attempts
 from holdfast.runtime.settings import Settings
 
 WARN_STEPS_LEFT = 2
@@ -177,34 +180,38 @@ def warning(settings: Settings, state: State, context_tokens: int) -> str:
     return "\n".join(f"[limit] {note}." for note in notes)
 
 
-UNCHARGED = frozenset(
-    {"rate_limited", "quota_exceeded", "authentication_failed", "bad_request", "script_exhausted"}
-)
-"""Codes of errors with which a provider turns a call away before it costs anything."""
+def ceiling(model: Model, settings: Settings, sent: int) -> Ceiling:
+    """Return the most that one attempt at a model can cost which sends so many tokens."""
+    most = output_ceiling(settings)
+    return Ceiling(ceiling_of(model, sent, most), sent, most)
 
 
-@dataclass(frozen=True, slots=True)
-class Spent:
-    """What a model call that brought no reply is counted as."""
+def charged_attempts(settings: Settings, state: State, each: Ceiling) -> int | None:
+    """Return how many attempts that may be charged fit into the limits; None is any number."""
+    fitting: list[int] = []
+    if settings.max_usd:
+        left = Decimal(settings.max_usd) - Decimal(used_usd(state))
+        attempts = affordable_attempts(str(left), each)
+        fitting += [] if attempts is None else [attempts]
+    if settings.max_tokens:
+        size = each.input_tokens + each.output_tokens
+        fitting.append(max(1, (settings.max_tokens - used_tokens(state)) // max(1, size)))
+    return min(fitting, default=None)
 
-    usd: str | None
-    usage: dict[str, int | None]
-    unknown: bool
 
+def retried(key: str, spent: Spent) -> list[facts.Fact]:
+    """Return what holds the attempts before a reply that may have been charged.
 
-def on_failure(
-    code: str, ceiling_usd: str | None, sent: int, most: int, attempts: int = 1
-) -> Spent:
-    """Return what a call that failed is counted as: nothing if it was turned away.
-
-    Else nobody knows, and each attempt counts at its ceiling, as a call lost in a crash does.
+    The fact of the call says what its reply cost; these stand for what nobody knows.
     """
-    if code in UNCHARGED:
-        return Spent("0", {"input_tokens": 0, "output_tokens": 0}, unknown=False)
-    times = max(1, attempts)
-    usd = None if ceiling_usd is None else format(Decimal(ceiling_usd) * times, "f")
-    usage: dict[str, int | None] = {"input_tokens": sent * times, "output_tokens": most * times}
-    return Spent(usd, usage, unknown=True)
+    if not spent.unknown:
+        return []
+    tokens = sum(count or 0 for count in (spent.held_usage or {}).values())
+    name = f"retries:{key}"
+    return [
+        facts.BudgetReserved(reservation=name, usd=spent.held_usd, tokens=tokens),
+        facts.BudgetSettled(reservation=name, usd=spent.held_usd, tokens=tokens, unknown=True),
+    ]
 
 
 def output_ceiling(settings: Settings) -> int:

@@ -317,12 +317,13 @@ class Driver:
                 self._engine, self.journal, warm.blueprint, warm.toolsets, warm.transcript
             )
         warm.harness.journal = self.journal
+        settings = warm.blueprint.settings
         return TurnLoop(
             journal=self.journal,
             blueprint=warm.blueprint,
             transcript=warm.transcript,
             harness=warm.harness,
-            model=self._engine.model_of(self.lease.session, warm.blueprint.settings.model),
+            model=self._engine.model_of(self.lease.session, settings.model, settings.prices),
             toolsets=warm.toolsets,
             release=release,
         )

@@ -13,6 +13,7 @@ from holdfast.core.errors import AgentMissing, InvalidSettings
 from holdfast.kernels.choose import Kernels
 from holdfast.models.choose import model_from_name
 from holdfast.models.port import Model
+from holdfast.models.prices import declared_prices, priced
 from holdfast.runtime.agent import Agent
 from holdfast.runtime.inbox import InboxWatcher
 from holdfast.runtime.leaf_gate import LeafGate
@@ -57,10 +58,10 @@ class Engine:
             self._models[name] = model_from_name(name)
         return self._models[name]
 
-    def model_of(self, session: str, name: str) -> Model:
-        """Return the model that a session's settings name."""
+    def model_of(self, session: str, name: str, prices: str) -> Model:
+        """Return the model that a session's settings name, with the price that they declare."""
         try:
-            return self.model(name)
+            return priced(self.model(name), declared_prices(prices))
         except InvalidSettings as error:
             if ":" in name:
                 raise

@@ -22,10 +22,11 @@ from holdfast.core.facts import Fact, MessageAppended, StepPut, StepStarted, Tur
 from holdfast.core.heads import EdgeDraft, HeadDraft
 from holdfast.core.messages import Message, observation
 from holdfast.core.payloads import slot
-from holdfast.core.state import State
-from holdfast.models.asking import ask, attempts_of, ceiling_of
+from holdfast.core.state import State, step_reservation
+from holdfast.models.asking import ask, attempts_of
 from holdfast.models.errors import ModelTimeout
 from holdfast.models.port import Delta, Model, ModelReply, ModelRequest
+from holdfast.models.spend import Ceiling, spent
 from holdfast.runtime import budget, results, settle
 from holdfast.runtime.blueprint import Blueprint
 from holdfast.runtime.harness import Acted, Harness
@@ -93,15 +94,15 @@ class TurnLoop:
 
     def _started(self, state: State, turn: int, context: int) -> list[Fact]:
         settings = self.blueprint.settings
-        output = budget.output_ceiling(settings)
+        ceiling = budget.ceiling(self.model, settings, context)
         step = StepStarted(
             step=state.next("step"),
             turn=turn,
             ordinal=state.counters.get("answered", 0),
             model=self.model.name,
-            reserved_usd=ceiling_of(self.model, context, output),
-            reserved_input_tokens=context,
-            reserved_output_tokens=output,
+            reserved_usd=ceiling.usd,
+            reserved_input_tokens=ceiling.input_tokens,
+            reserved_output_tokens=ceiling.output_tokens,
         )
         return [*budget.warned(settings, state, context), step]
 
@@ -152,6 +153,8 @@ class TurnLoop:
             settings=settings.options(),
             max_output_tokens=settings.max_output_tokens or None,
             deadline_seconds=settings.call_timeout_seconds,
+            retry=settings.retry,
+            max_charged_attempts=budget.charged_attempts(settings, self.state, self._ceiling()),
         )
 
         def on_delta(delta: Delta) -> None:
@@ -165,8 +168,10 @@ class TurnLoop:
         assert turn is not None
         content, parts = message_slots(reply.message)
         attempts = [attempt.to_record() for attempt in reply.attempts]
+        counted = spent(reply.attempts, self._ceiling(), reply)
         await self.journal.append(
             lambda state: [
+                *budget.retried(step_reservation(turn.step), counted),
                 MessageAppended(
                     message=state.next("message"),
                     role="assistant",
@@ -261,27 +266,25 @@ class TurnLoop:
     async def _model_failed(self, error: ModelError) -> TurnResult:
         turn = self.state.turn
         assert turn is not None
-        attempts = [attempt.to_record() for attempt in attempts_of(error)]
-        spent = self._failed(error.code, len(attempts))
+        attempts = attempts_of(error)
+        cost_usd, usage, unknown = spent(attempts, self._ceiling()).of_failure
         step = StepPut(
             step=turn.step,
             turn=turn.turn,
             status="failed",
             model=self.model.name,
-            cost_usd=spent.usd,
-            usage=spent.usage,
-            unknown=spent.unknown,
-            attempts=slot(attempts, "reply") if attempts else None,
+            cost_usd=cost_usd,
+            usage=usage,
+            unknown=unknown,
+            attempts=slot([attempt.to_record() for attempt in attempts], "reply"),
             error=settle.problem(error.code, str(error)),
         )
         status: TurnStatus = "timed_out" if isinstance(error, ModelTimeout) else "failed"
         return await settle.ended(self.journal, status, error.code, str(error), before=[step])
 
-    def _failed(self, code: str, attempts: int = 1) -> budget.Spent:
-        """Return what the step in flight is counted as, which brings no reply."""
-        context, output = self._context(), budget.output_ceiling(self.blueprint.settings)
-        ceiling = ceiling_of(self.model, context, output)
-        return budget.on_failure(code, ceiling, context, output, attempts)
+    def _ceiling(self) -> Ceiling:
+        """Return the most that one attempt at the model can cost now."""
+        return budget.ceiling(self.model, self.blueprint.settings, self._context())
 
     async def _out_of_time(self) -> TurnResult:
         turn = self.state.turn
@@ -294,16 +297,16 @@ class TurnLoop:
         text = f"the turn was driven for its {self.blueprint.settings.turn_seconds} seconds"
         before: list[Fact] = []
         if turn.phase == "asking":
-            spent = self._failed("timed_out")
+            cost_usd, usage, unknown = spent((), self._ceiling()).of_failure
             before = [
                 StepPut(
                     step=turn.step,
                     turn=turn.turn,
                     status="failed",
                     model=self.model.name,
-                    cost_usd=spent.usd,
-                    usage=spent.usage,
-                    unknown=spent.unknown,
+                    cost_usd=cost_usd,
+                    usage=usage,
+                    unknown=unknown,
                     error=settle.problem("timed_out", text),
                 )
             ]

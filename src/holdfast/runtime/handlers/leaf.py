@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from holdfast.core import values
@@ -21,8 +21,9 @@ from holdfast.core.messages import user
 from holdfast.core.payloads import slot
 from holdfast.core.state import State, leaf_reservation
 from holdfast.kernels.port import CallKey, Encoded, HostAnswer, HostCall, HostFunction, RecordedCall
-from holdfast.models.asking import ask, attempts_of, ceiling_of
+from holdfast.models.asking import ask, attempts_of
 from holdfast.models.port import Model, ModelReply, ModelRequest
+from holdfast.models.spend import NOTHING, Ceiling, spent
 from holdfast.runtime import budget
 from holdfast.runtime.calls import Ledger, files_of, nanoseconds, read_before
 from holdfast.runtime.journal import Journal
@@ -144,7 +145,11 @@ class LeafHandler:
             settings=self.settings.options(),
             max_output_tokens=self.settings.max_output_tokens or None,
             deadline_seconds=self.settings.leaf_timeout_seconds,
+            retry=self.settings.retry,
         )
+        state = self.journal.state
+        affordable = budget.charged_attempts(self.settings, state, self._ceiling(request))
+        request = replace(request, max_charged_attempts=affordable)
         reply: ModelReply | None = None
         error: ModelError | None = None
         async with self._own_gate, self.gate:
@@ -169,12 +174,12 @@ class LeafHandler:
         It is let go with the event of the call, so that the spend limit sees every call, in flight
         or ended; only the last one can go beyond it.
         """
-        size = self._size(request)
-        ceiling = ceiling_of(self.model, *size)
+        ceiling = self._ceiling(request)
+        tokens = ceiling.input_tokens + ceiling.output_tokens
         key = leaf_reservation(request.ordinal)
 
         def build(state: State) -> list[Fact]:
-            aside = budget.reserve(self.settings, state, key, ceiling, sum(size))
+            aside = budget.reserve(self.settings, state, key, ceiling.usd, tokens)
             return [*self.ledger.unsaved(), aside]
 
         while True:
@@ -185,10 +190,10 @@ class LeafHandler:
             except budget.NoRoom:
                 await moved.wait()
 
-    def _size(self, request: ModelRequest) -> tuple[int, int]:
-        """Return the most tokens that a call can send and get."""
+    def _ceiling(self, request: ModelRequest) -> Ceiling:
+        """Return the most that one attempt at a call can cost."""
         sent = estimate_tokens(request.prompt) + estimate_tokens(request.system)
-        return sent, budget.output_ceiling(self.settings)
+        return budget.ceiling(self.model, self.settings, sent)
 
     async def _record(
         self,
@@ -205,24 +210,20 @@ class LeafHandler:
         asked = {"prompt": prompt, "system": system} if system else {"prompt": prompt}
         attempts = reply.attempts if reply else attempts_of(error) if error else ()
         failure = None
-        unknown = False
-        cost_usd, usage = (reply.cost_usd, reply.usage.to_record()) if reply else (None, None)
-        if excess is not None:
+        counted = spent(attempts, self._ceiling(request), reply)
+        cost_usd, usage, unknown = counted.of_failure
+        before: list[Fact] = []
+        if reply is not None:
+            cost_usd, usage, unknown = counted.usd, counted.usage, False
+            before = budget.retried(leaf_reservation(request.ordinal), counted)
+        elif excess is not None:
             failure = {"code": "budget_exceeded", "message": excess.message}
-            cost_usd, usage = "0", {"input_tokens": 0, "output_tokens": 0}
+            cost_usd, usage, unknown = "0", NOTHING, False
         elif error is not None:
             failure = {"code": error.code, "message": str(error)}
-            sent, most = self._size(request)
-            spent = budget.on_failure(
-                error.code, ceiling_of(self.model, sent, most), sent, most, len(attempts)
-            )
-            cost_usd, usage, unknown = spent.usd, spent.usage, spent.unknown
-        elif reply is None:
-            sent, most = self._size(request)
-            cost_usd = ceiling_of(self.model, sent, most)
-            usage, unknown = {"input_tokens": sent, "output_tokens": most}, True
         done = await self.journal.append(
             lambda state: [
+                *before,
                 LeafCalled(
                     leaf=state.next("leaf"),
                     turn=self.ledger.turn,
@@ -246,10 +247,10 @@ class LeafHandler:
                     latency_ms=reply.latency_ms if reply else None,
                     attempts=slot([a.to_record() for a in attempts], "reply") if attempts else None,
                     unknown=unknown,
-                )
+                ),
             ]
         )
-        event = done.events[0]
+        event = done.events[len(before)]
         fact = event.fact()
         assert isinstance(fact, LeafCalled)
         self.ledger.leaves.append((event, fact))

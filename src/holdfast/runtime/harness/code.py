@@ -220,7 +220,7 @@ class CodeHarness:
         name = settings.leaf_model or settings.model
         leaves = LeafHandler(
             ledger=ledger,
-            model=self._engine.model_of(self.journal.session, name),
+            model=self._engine.model_of(self.journal.session, name, settings.prices),
             settings=settings,
             gate=self._engine.leaf_gate,
             first_user_text=self._transcript.first_user_text,
