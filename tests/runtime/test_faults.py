@@ -207,7 +207,7 @@ NO_REPLIES: dict[str, tuple[Any, str]] = {
     "a latency in fractions": (reply("FINAL(1)", latency_ms=1.5), "latency_ms is 1.5"),
     "attempts of another kind": (reply("FINAL(1)", attempts=[1]), "attempts are [1]"),
     "a user's message": (ModelReply(user("x"), "own"), "role 'assistant'"),
-    "text that is none": (ModelReply(assistant(Text(None)), "own"), "no string"),  # type: ignore[arg-type]
+    "text that is none": (ModelReply(assistant(Text(None)), "own"), "not a string"),  # type: ignore[arg-type]
 }
 
 
