@@ -71,12 +71,12 @@ async def test_a_call_shows_its_stage_and_its_outcome(store):
     first, second = await reads.calls("s-1")
     assert (first.stage, first.outcome) == ("suspended", None)
     assert (second.stage, second.deadline[:7]) == ("approved", "2026-02")
-    assert [call.call_id for call in await reads.pending("s-1")] == ["a", "b"]
+    assert [call.call_id for call in await reads.open_calls("s-1")] == ["a", "b"]
     await driver.append(facts.CallResolved(call_id="a", outcome="ok", result=slot("yes", "answer")))
     first, second = await reads.calls("s-1")
     assert (first.stage, first.outcome) == ("resolved", "ok")
     assert await reads.value("s-1", first.result) == "yes"
-    (waiting,) = await reads.pending("s-1")
+    (waiting,) = await reads.open_calls("s-1")
     assert (waiting.call_id, waiting.stage, waiting.deadline[:7]) == ("b", "approved", "2026-02")
 
 

@@ -87,6 +87,10 @@ class HeadNotFound(NotFound):
     """The session has no such head."""
 
 
+class CallNotFound(NotFound):
+    """The session has no such open call."""
+
+
 class PayloadNotFound(NotFound):
     """No payload has this id."""
 
@@ -135,6 +139,10 @@ class InboxConflict(Conflict):
     """The inbox already has another item under this key or for this call."""
 
 
+class AnswerStale(Conflict):
+    """The call does not wait for this answer any more; nothing was changed."""
+
+
 class InboxConsumed(Conflict):
     """The inbox item was consumed already."""
 
@@ -145,6 +153,10 @@ class SessionDeleted(Conflict):
 
 class Refused(HoldfastError):
     """Not possible here or in this way."""
+
+
+class AnswerRefused(Refused):
+    """The answer is not one that this call takes, or not from this person."""
 
 
 class ReadOnlySession(Refused):

@@ -26,6 +26,7 @@ ENCODINGS = frozenset({"text", "json", "bytes", "manifest"})
 KINDS = frozenset(
     {"message", "eval_result", "final", "vars", "code", "request", "reply", "input"}
     | {"settings", "arguments", "answer", "output", "error", "artifact", "chunk", "transcript"}
+    | {"prompt", "schema", "start", "record", "run"}
 )
 
 

@@ -10,15 +10,18 @@ decides what happens.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from holdfast.core.events import Event
 from holdfast.core.facts import (
+    CallApproved,
     CallKind,
     CallRequested,
     CallResolved,
+    CallSuspended,
     Effect,
     Executor,
     Fact,
@@ -69,7 +72,9 @@ class Recorded:
     """One call of a cell as the log has it."""
 
     request: CallRequested
+    approved: CallApproved | None = None
     resolved: CallResolved | None = None
+    moved: asyncio.Future[Event] | None = None  # what ends its present wait
     seq: int = 0  # of the outcome
     at: str = ""  # of the outcome
 
@@ -95,7 +100,7 @@ class Ledger:
         if state.calls_made == turn.cell_calls:
             return  # the cell has not begun, or has made no call that is recorded
         by_id: dict[str, Recorded] = {}
-        types = [CallRequested.TYPE, CallResolved.TYPE, LeafCalled.TYPE]
+        types = [CallRequested.TYPE, CallApproved.TYPE, CallResolved.TYPE, LeafCalled.TYPE]
         events = pages(self.journal.store, self.journal.session, turn.step_seq, types)
         async for event in events:
             fact = event.fact()
@@ -104,6 +109,8 @@ class Ledger:
             elif isinstance(fact, CallRequested) and fact.eval == self.eval:
                 key = CallKey(fact.name, fact.digest or "", fact.occurrence or 0)
                 by_id[fact.call_id] = self.calls[key] = Recorded(fact)
+            elif isinstance(fact, CallApproved) and fact.call_id in by_id:
+                by_id[fact.call_id].approved = fact
             elif isinstance(fact, CallResolved) and fact.call_id in by_id:
                 done = by_id[fact.call_id]
                 done.resolved, done.seq, done.at = fact, event.seq, event.at
@@ -193,9 +200,12 @@ class Ledger:
         told = {digest for item in self.calls.values() for digest in item.request.contents}
         kept = {digest: item for digest, item in self._kept.items() if digest not in told}
         intent = replace(intent, contents=kept)
+        known = Recorded(intent)
+        if any(isinstance(fact, CallSuspended) for fact in more):
+            # Before it can be answered: whoever admits the answer finds someone who waits.
+            known.moved = self.journal.outcome(intent.call_id)
         await self.journal.append(lambda _: [*self.unsaved(), intent, *more])
-        key = CallKey(intent.name, intent.digest or "", intent.occurrence or 0)
-        self.calls[key] = Recorded(intent)
+        self.calls[CallKey(intent.name, intent.digest or "", intent.occurrence or 0)] = known
 
     async def resolve(
         self,
@@ -213,6 +223,36 @@ class Ledger:
             if item.request.call_id == call_id:
                 item.resolved, item.seq, item.at = fact, event.seq, event.at
         return as_answer(outcome, value, error, nanoseconds(event.at))
+
+    async def suspend(self, call: HostCall, wait: CallSuspended) -> None:
+        """Record that an open call waits for someone, once more."""
+        self.calls[call.key].moved = self.journal.outcome(wait.call_id)
+        await self.journal.append(
+            lambda state: [replace(wait, wait=state.calls[wait.call_id].wait + 1)]
+        )
+
+    async def moved_on(self, call: HostCall) -> HostAnswer | CallApproved:
+        """Wait until someone answers a call, or lets it go ahead; the cell may be given up."""
+        known = self.calls[call.key]
+        call_id = known.request.call_id
+        pending = self.journal.state.calls.get(call_id)
+        if known.moved is None and pending is not None and pending.stage == "suspended":
+            known.moved = self.journal.outcome(call_id)
+        if known.moved is not None:
+            if not known.moved.done():
+                call.suspend()
+            event = await known.moved
+            known.moved = None
+            fact = event.fact()
+            if isinstance(fact, CallApproved):
+                known.approved = fact
+                return fact
+            assert isinstance(fact, CallResolved)
+            known.resolved, known.seq, known.at = fact, event.seq, event.at
+        elif known.approved is not None and known.resolved is None:
+            return known.approved
+        assert known.resolved is not None
+        return await self._answer(known.at, known.resolved)
 
     async def _answer(self, at: str, fact: CallResolved) -> HostAnswer:
         value = None

@@ -84,7 +84,8 @@ class Claims:
         # Looked for as the lease became free or after it: who asked while it was held is seen here,
         # and who comes later can take it, but for those who found this claim in their way.
         nothing = driver.journal.waiting == 0 and not claim.contended
-        if driver.state.status == "idle" and not nothing and await self._has_work(session_id):
+        at_rest = driver.state.status in ("idle", "suspended")
+        if at_rest and not nothing and await self._has_work(session_id, driver.state.status):
             self.spawn(self.resume(session_id))
 
     async def resume(self, session_id: str) -> None:
@@ -96,6 +97,16 @@ class Claims:
             logger.debug("session %s is driven by someone else", session_id)
         except Exception:
             logger.warning("session %s was not recovered", session_id, exc_info=True)
+
+    async def admit(self, session_id: str) -> None:
+        """Turn what is in an inbox into facts, without the agent that drives the session."""
+        try:
+            async with self.driving(session_id, needs_agent=False) as driver:
+                await driver.admit()
+        except (SessionBusy, LeaseHeld):
+            logger.debug("session %s is driven by someone else", session_id)
+        except Exception:
+            logger.warning("the inbox of session %s was not admitted", session_id, exc_info=True)
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Run work in the background, until it ends or the runtime is closed."""
@@ -152,11 +163,12 @@ class Claims:
                 f"registered here; open the runtime with it (here: {', '.join(agents)})"
             )
 
-    async def _has_work(self, session_id: str) -> bool:
+    async def _has_work(self, session_id: str, status: str) -> bool:
         try:
             items = await self._engine.store.list_inbox(session_id)
         except StoreFailed:
             # The turn that was just worked must not be lost for this: the inbox is durable.
             logger.warning("the inbox of session %s was not read", session_id, exc_info=True)
             return False
-        return any(item.kind in DRIVER_KINDS for item in items)
+        # A message to a session that waits is worked when it no longer does.
+        return any((item.kind in DRIVER_KINDS) == (status == "idle") for item in items)

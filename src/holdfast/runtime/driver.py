@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from holdfast.core import messages
-from holdfast.core.errors import AgentMissing, KernelError, SessionBusy
+from holdfast.core.errors import AgentMissing, KernelError, SessionBusy, StoreFailed
 from holdfast.core.facts import (
     Fact,
     MessageAppended,
@@ -111,6 +111,8 @@ class Driver:
         self._engine = engine
         self._store = engine.store
         self._watched = watched
+        self._waited = state.status == "suspended"
+        """Whether the turn was left on purpose, waiting for someone: going on is no revival."""
 
     @property
     def state(self) -> State:
@@ -154,6 +156,10 @@ class Driver:
                 break
             result = await self._work(queued)
         return result
+
+    async def admit(self) -> None:
+        """Turn what moves calls into facts; needs no agent."""
+        await inbox.admit(self.journal)
 
     async def settle_stop(self) -> TurnResult | None:
         """End the session if someone asked for it; None if nobody did."""
@@ -251,11 +257,15 @@ class Driver:
         loop.transcript.add(message)
 
     async def _revive(self, *, force: bool) -> TurnResult:
-        """Go on with a turn that an earlier driver left open."""
+        """Go on with a turn that an earlier driver left open, or that someone answered."""
         turn = self.state.turn
         assert turn is not None
         if self.state.status == "suspended":
+            await inbox.admit(self.journal)
+        if self.state.status == "suspended":
             return results.suspended(self.state)
+        if self._waited and settle.is_at_rest(self.state):
+            return await self._driven(await self._loop())
         if self.state.revivals >= REVIVALS_WITHOUT_OUTCOME and not force:
             return results.revival_limit(self.state, settle.spend_if_broken_off(self.state))
         # A process that lacks what it takes refuses here, before it uses up a revival.
@@ -275,6 +285,7 @@ class Driver:
     async def _driven(self, loop: TurnLoop) -> TurnResult:
         """Drive the open turn, unless someone asks to stop the session meanwhile."""
         work = asyncio.ensure_future(loop.run())
+        answers = asyncio.ensure_future(self._admit_answers())
         broken_off = False
 
         def break_off(_: asyncio.Future[None]) -> None:
@@ -297,7 +308,18 @@ class Driver:
             return work.result()
         finally:
             self._watched.stop.remove_done_callback(break_off)
+            await ended(answers)
             await ended(work)
+
+    async def _admit_answers(self) -> None:
+        """Admit what arrives while the turn is driven: a cell may wait for it in place."""
+        while True:
+            await self._watched.arrived.wait()
+            self._watched.arrived.clear()
+            try:
+                await inbox.admit(self.journal)
+            except StoreFailed:
+                logger.warning("an answer for %s was not admitted", self.lease.session)
 
     async def _queued(self) -> Work | None:
         left = await inbox.admit(self.journal)

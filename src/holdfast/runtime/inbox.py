@@ -45,6 +45,8 @@ def admitted(item: InboxItem) -> InputAdmitted:
         key=item.key,
         kind=item.kind,
         call_id=item.call_id,
+        wait=item.wait,
+        by=item.by,
         content=item.content,
         sent_at=item.at,
     )
@@ -102,26 +104,34 @@ def _moves(
     call = state.calls.get(item.call_id or "")
     if call is None or call.stage != "suspended" or suspended is None:
         return []
+    if item.wait is not None and item.wait != call.wait:
+        return []  # to a wait that is over
     match item.kind:
         case "answer":
             return _answered(call, item, content)
         case "expiry":
             return _expired(call, suspended)
         case "extend":
-            return [CallExtended(call_id=call.call_id, wait=call.wait, deadline=str(content))]
+            return [
+                CallExtended(
+                    call_id=call.call_id, wait=call.wait, deadline=str(content), by=item.by
+                )
+            ]
         case "cancel":
-            return [CallResolved(call_id=call.call_id, outcome="cancelled", wait=call.wait)]
+            return [
+                CallResolved(call_id=call.call_id, outcome="cancelled", wait=call.wait, by=item.by)
+            ]
     return []
 
 
 def _answered(call: PendingCall, item: InboxItem, content: Any) -> list[Fact]:
     """Return what an answer means: to a question a value, to a gate a yes or a no."""
-    about: dict[str, Any] = {"call_id": call.call_id, "wait": call.wait}
+    about: dict[str, Any] = {"call_id": call.call_id, "wait": call.wait, "by": item.by}
+    decision: dict[str, Any] = content if isinstance(content, dict) else {}
     if call.waits_for != "approval":
-        if isinstance(content, dict) and content.get("$outcome") == "error":
-            return [CallResolved(outcome="error", error=slot(content["error"], "error"), **about)]
-        return [CallResolved(outcome="ok", result=item.content, **about)]
-    decision: dict[str, Any] = content if isinstance(content, dict) else {"approve": bool(content)}
+        if "error" in decision:
+            return [CallResolved(outcome="error", error=slot(decision["error"], "error"), **about)]
+        return [CallResolved(outcome="ok", result=slot(decision.get("value"), "answer"), **about)]
     if decision.get("approve"):
         edited = decision.get("arguments")
         return [
@@ -139,7 +149,7 @@ def _answered(call: PendingCall, item: InboxItem, content: Any) -> list[Fact]:
 def _expired(call: PendingCall, suspended: CallSuspended) -> list[Fact]:
     """Return what a deadline brings about: the default of the wait, or an expired outcome."""
     about: dict[str, Any] = {"call_id": call.call_id, "wait": call.wait}
-    if suspended.default is not None:
+    if suspended.default is not None and call.waits_for != "approval":
         return [CallResolved(outcome="ok", result=suspended.default, **about)]
     return [CallResolved(outcome="expired", **about)]
 

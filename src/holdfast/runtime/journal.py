@@ -11,9 +11,15 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 
-from holdfast.core.errors import NotRestorable, OutcomeUnknown, PayloadNotFound
+from holdfast.core.errors import (
+    Conflict,
+    NotFound,
+    NotRestorable,
+    OutcomeUnknown,
+    PayloadNotFound,
+)
 from holdfast.core.events import Event
-from holdfast.core.facts import CallResolved, Fact
+from holdfast.core.facts import CallApproved, CallResolved, Fact
 from holdfast.core.forms import forms
 from holdfast.core.heads import EdgeDraft, HeadDraft
 from holdfast.core.payloads import Slot, digest_form, manifest_slots
@@ -81,6 +87,7 @@ class Journal:
                         edges=edges,
                         consumes=consumes,
                         payloads=payloads,
+                        posts=posts if self.store.flags.posts else (),
                         release=release,
                     )
 
@@ -96,12 +103,26 @@ class Journal:
                 self._take(done)
                 return done
 
-        return await carried_through(work())
+        done = await carried_through(work())
+        if posts and not self.store.flags.posts:
+            await carried_through(self._post(posts))
+        return done
+
+    async def _post(self, posts: Sequence[tuple[str, InboxDraft]]) -> None:
+        """Post what follows from the log, where the store could not do it with the batch.
+
+        Lost with the process, it is found by whoever looks at both sides.
+        """
+        for session, draft in posts:
+            try:
+                await self.store.put_inbox(session, draft)
+            except (NotFound, Conflict):
+                logger.info("session %s took no %s from %s", session, draft.kind, self.session)
 
     def _take(self, done: Appended) -> None:
         self.state, self.waiting = done.state, done.inbox
         for event in done.events:
-            if event.type == CallResolved.TYPE:
+            if event.type in (CallResolved.TYPE, CallApproved.TYPE):
                 waiter = self._outcomes.pop(event.data["call_id"], None)
                 if waiter is not None and not waiter.done():
                     waiter.set_result(event)
@@ -114,7 +135,10 @@ class Journal:
         return self._moved
 
     def outcome(self, call_id: str) -> asyncio.Future[Event]:
-        """Return a future of the event that resolves an open call, whoever appends it here."""
+        """Return a future of the event that next moves a call on, whoever appends it here.
+
+        That is its outcome, or that someone let it go ahead.
+        """
         if call_id not in self._outcomes:
             self._outcomes[call_id] = asyncio.get_running_loop().create_future()
         return self._outcomes[call_id]

@@ -21,6 +21,12 @@ Model calls from code
 - `map_lm(prompts, system=None)` asks many at once and returns the answers in order; a failed one
   is `{"failed": True, "index": i, "error": …}`. At most %d prompts in one call."""
 
+ASK_CARD = """\
+Asking a person
+- `ask(question, schema=None)` asks the person in charge and returns the answer. It may take days;
+  the code then goes on after it. `schema` is a JSON schema for the answer, such as
+  `{"type": "boolean"}`; without one the answer is text. Ask only what you cannot find out."""
+
 
 def compose(
     *,
@@ -36,6 +42,7 @@ def compose(
         ("", base),
         ("", kernel_card),
         ("", LEAF_CARD % max_fanout if model_calls else ""),
+        ("", ASK_CARD),
         ("Host functions\n", tool_card),
         ("Instructions of the caller\n", instructions),
     )

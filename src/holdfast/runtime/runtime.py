@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Iterable, Mapping
+from datetime import datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -29,8 +30,8 @@ from holdfast.core.messages import Message, user
 from holdfast.core.state import State
 from holdfast.kernels.choose import Kernels
 from holdfast.models.port import Model
+from holdfast.runtime import answers, results
 from holdfast.runtime import blueprint as blueprints
-from holdfast.runtime import results
 from holdfast.runtime.agent import Agent, by_name
 from holdfast.runtime.claims import Claims
 from holdfast.runtime.driver import Warm, Work
@@ -42,6 +43,9 @@ from holdfast.runtime.transcript import Transcript
 from holdfast.stores.choose import find_folder, open_store
 from holdfast.stores.port import (
     InboxDraft,
+    InboxItem,
+    PendingFilter,
+    PendingPage,
     SessionFilter,
     SessionPage,
     SessionStore,
@@ -294,6 +298,65 @@ class Runtime(Reads):
                 if cursor is None:
                     break
         return taken
+
+    async def answer(
+        self,
+        session: str | Session,
+        call_id: str,
+        said: Any,
+        *,
+        wait: int | None = None,
+        by: str | None = None,
+    ) -> InboxItem:
+        """Answer a call that waits: a value, `Approve()`, `Deny(reason)` or `Fail(error)`.
+
+        It is durable on return. The session goes on in the background where its agent is here and
+        nobody drives it; otherwise with the next `resume`.
+        """
+        item = await answers.answer(self.store, _id(session), call_id, said, wait=wait, by=by)
+        await self._wake(_id(session))
+        return item
+
+    async def extend(
+        self, session: str | Session, call_id: str, deadline: datetime, *, by: str | None = None
+    ) -> InboxItem:
+        """Move the deadline of a call that waits."""
+        item = await answers.extend(self.store, _id(session), call_id, deadline, by)
+        await self._wake(_id(session))
+        return item
+
+    async def cancel(
+        self, session: str | Session, call_id: str, *, by: str | None = None
+    ) -> InboxItem:
+        """Call off a call that waits; its outcome is `cancelled`."""
+        item = await answers.cancel(self.store, _id(session), call_id, by)
+        await self._wake(_id(session))
+        return item
+
+    async def pending(
+        self,
+        where: PendingFilter | None = None,
+        *,
+        limit: int = 100,
+        cursor: str | None = None,
+    ) -> PendingPage:
+        """Return one page of the calls of all sessions that wait for someone, oldest first."""
+        return await self.store.pending(where, limit=limit, cursor=cursor)
+
+    async def tick(self) -> list[str]:
+        """Apply every deadline that has passed; return the sessions that it concerned."""
+        found = await answers.expire_due(self.store)
+        for session_id in found:
+            await self._wake(session_id)
+        return found
+
+    async def _wake(self, session_id: str) -> None:
+        """Let a session take up what arrived in its inbox, here if it can be driven here."""
+        state = await self.store.load_state(session_id)
+        if state.agent in self.agents:
+            self._claims.spawn(self._claims.resume(session_id))
+        else:
+            self._claims.spawn(self._claims.admit(session_id))
 
     async def settled(self) -> None:
         """Wait until nothing is driven in the background."""

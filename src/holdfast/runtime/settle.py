@@ -79,6 +79,13 @@ def abandoned(state: State, why: Slot) -> list[Fact]:
     return [*step_lost(state, why), *calls_settled(state, calls)]
 
 
+def is_at_rest(state: State) -> bool:
+    """Tell whether nothing of the open turn was in flight: no model was asked, no call runs."""
+    asking = state.turn is not None and state.turn.phase == "asking"
+    started = any(call.stage == "dispatched" for call in state.calls.values())
+    return not (asking or started or lost_leaves(state))
+
+
 def spend_of_turn(state: State, before: Sequence[Fact] = ()) -> Spend:
     """Return what the open turn has used, with facts that are about to be told."""
     spend = state.turn_spend()

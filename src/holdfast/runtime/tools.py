@@ -82,6 +82,7 @@ class Tool:
     unknown: UnknownPolicy = "tell"
     assignee: str | None = None
     parameters: Mapping[str, Any] = field(default_factory=lambda: {"type": "object"})
+    returns: Mapping[str, Any] | None = None  # the JSON schema of its result, where it is known
     context: str | None = None
     needs_scope: bool = False
     check: Callable[[Mapping[str, Any]], dict[str, Any]] | None = None
@@ -272,6 +273,7 @@ def make_tool(
         signature=text,
         doc=inspect.getdoc(function) or "",
         parameters=parameters,
+        returns=_returned(hints),
         context=context,
         check=check,
         **declared,
@@ -348,6 +350,19 @@ def _schema(
         return {name: getattr(made, name) for name in shape.__struct_fields__}
 
     return whole, check
+
+
+def _returned(hints: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the JSON schema of a function's result, where its annotation has one."""
+    hint = hints.get("return", Any)
+    if hint in (Any, None, type(None)):
+        return None
+    try:
+        (schema,), components = msgspec.json.schema_components([hint])
+    except TypeError:
+        return None
+    made: dict[str, Any] = _inlined(schema, components)
+    return made
 
 
 def _giving(value: Any) -> Callable[[], Any]:

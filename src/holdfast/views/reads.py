@@ -86,7 +86,7 @@ class Reads:
         said = await read_later(self._store, session_id, begun[0].seq if begun else 0, wanted)
         return [call_view(e.seq, e.at, e.fact, said[e.fact.call_id]) for e in begun]
 
-    async def pending(self, session_id: str) -> list[CallView]:
+    async def open_calls(self, session_id: str) -> list[CallView]:
         """Return the calls that have no outcome, oldest first."""
         return await pending_calls(self._store, await self._store.load_state(session_id))
 

@@ -1,8 +1,10 @@
-"""Tool calls from code: functions of the embedder, run in this process.
+"""Tool calls from code: recorded before and after, carried out by whoever the tool says.
 
-The intent is recorded before dispatch and the outcome after it. After a crash between the two,
-`idempotent` calls are repeated with the same call id, `once` calls never: the code is told that
-the outcome is unknown.
+A `server` tool runs in this process; a `client` tool is run by a connected program and a `human`
+one is a question, and both wait for their answer. A tool with an approval rule waits for a person
+first. After a crash between intent and outcome, `idempotent` calls are repeated with the same call
+id, `once` calls never: by the tool's policy the code is told that the outcome is unknown, or a
+person is asked for it.
 """
 
 from __future__ import annotations
@@ -10,15 +12,18 @@ from __future__ import annotations
 import asyncio
 import inspect
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 from holdfast.core import values
 from holdfast.core.errors import FileNotKept, HoldfastError, UnsupportedValue
-from holdfast.core.facts import Outcome
+from holdfast.core.facts import CallApproved, CallDispatched, CallSuspended, Outcome
+from holdfast.core.payloads import slot
 from holdfast.kernels.port import Encoded, HostAnswer, HostCall, RecordedCall
-from holdfast.runtime.calls import Ledger, nanoseconds
+from holdfast.runtime.calls import Ledger, Recorded, nanoseconds
+from holdfast.runtime.handlers.question import deadline_after
 from holdfast.runtime.tools import CallContext, Tool, Toolset, find
 
 Ran = tuple[Outcome, Encoded | None, str | None]
@@ -37,45 +42,144 @@ class ToolHandler:
         return await self.ledger.recorded_calls()
 
     async def call(self, call: HostCall) -> HostAnswer:
-        """Dispatch one call, or settle one whose outcome a crash took with it."""
+        """Carry out one call, or go on with one that the log has without an outcome."""
         tool = find(self.toolsets, call.function)
-        ledger = self.ledger
-        call_id = ledger.call_id(call)
-        if tool.effect == "pure":
-            return await ledger.pure(call, *await self._run(tool, call, call_id))
-        known = ledger.calls.get(call.key)
+        if tool.effect == "pure" and tool.executor == "server" and not tool.approval:
+            ran = await self._run(tool, call, self.ledger.call_id(call), None)
+            return await self.ledger.pure(call, *ran)
+        known = self.ledger.calls.get(call.key)
         if known is None:
-            try:
-                await ledger.keep_files(call)
-            except FileNotKept as error:
-                at = nanoseconds(ledger.journal.state.updated_at)
-                return HostAnswer.failed("CallError", str(error), at)
-            await ledger.request(ledger.requested(call, executor=tool.executor, effect=tool.effect))
-        elif "once" in (tool.effect, known.request.effect):
-            return await ledger.resolve(known.request.call_id, "unknown")
+            refusal = await self._request(tool, call)
+            if refusal is not None:
+                return refusal
+            known = self.ledger.calls[call.key]
+            pending = self.ledger.journal.state.calls.get(known.request.call_id)
+            if pending is not None and pending.stage == "dispatched":
+                return await self._dispatch(tool, call, known.request.call_id, None)
+        return await self._go_on(tool, call, known)
+
+    async def _request(self, tool: Tool, call: HostCall) -> HostAnswer | None:
+        """Record the intent of a call, and what it waits for if it does; or refuse the call."""
+        ledger = self.ledger
+        at = ledger.journal.state.updated_at
+        try:
+            arguments = tool.bind(call.args, call.kwargs)
+            await ledger.keep_files(call)
+        except (TypeError, FileNotKept) as error:
+            return HostAnswer.failed(type(error).__name__, str(error), nanoseconds(at))
+        approval = tool.needs_approval(arguments)
+        intent = ledger.requested(
+            call,
+            executor=tool.executor,
+            effect=tool.effect,
+            approval=approval,
+            deadline=deadline_after(at, tool.deadline_seconds),
+        )
+        wait = first_wait(tool, intent.call_id, call.function, arguments, approval, at)
+        await ledger.request(intent, *([] if wait is None else [wait]))
+        return None
+
+    async def _go_on(self, tool: Tool, call: HostCall, known: Recorded) -> HostAnswer:
+        """Go on with a call that is requested: wait, dispatch, repeat, or say it is unknown."""
+        ledger, call_id = self.ledger, known.request.call_id
+        pending = ledger.journal.state.calls.get(call_id)
+        if pending is not None and pending.stage == "dispatched":
+            if "once" not in (tool.effect, known.request.effect):
+                return await self._dispatch(tool, call, call_id, known.approved)
+            if tool.unknown != "ask":
+                return await ledger.resolve(call_id, "unknown")
+            await ledger.suspend(call, unknown_wait(call_id, call.function))
+        moved = await ledger.moved_on(call)
+        if isinstance(moved, HostAnswer):
+            return moved
+        if tool.executor != "server":
+            at = ledger.journal.state.updated_at
+            await ledger.suspend(call, outside_wait(tool, call_id, call.function, None, at))
+            answer = await ledger.moved_on(call)
+            assert isinstance(answer, HostAnswer)
+            return answer
+        await ledger.journal.append(lambda _: [CallDispatched(calls=[call_id])])
+        return await self._dispatch(tool, call, call_id, moved)
+
+    async def _dispatch(
+        self, tool: Tool, call: HostCall, call_id: str, approved: CallApproved | None
+    ) -> HostAnswer:
         # Fencing protects the log, not the world: look at the lease right before the effect.
         await self.renew()
+        edited = None
+        if approved is not None and approved.arguments is not None:
+            edited = await self.ledger.journal.value(approved.arguments)
         started = time.monotonic()
-        ran = await self._run(tool, call, call_id)
+        ran = await self._run(tool, call, call_id, edited)
         elapsed = int((time.monotonic() - started) * 1000)
-        return await ledger.resolve(call_id, *ran, elapsed)
+        return await self.ledger.resolve(call_id, *ran, elapsed)
 
-    async def _run(self, tool: Tool, call: HostCall, call_id: str) -> Ran:
-        journal = self.ledger.journal
+    async def _run(self, tool: Tool, call: HostCall, call_id: str, edited: Any) -> Ran:
         args, kwargs = call.args, dict(call.kwargs)
+        if isinstance(edited, dict):
+            args, kwargs = (), edited
         if tool.context is not None:
+            journal = self.ledger.journal
             try:
                 args, kwargs = (), tool.bind(args, kwargs)
             except TypeError as error:
                 return "error", None, f"TypeError: {error}"
+            pending = journal.state.calls.get(call_id)
+            deadline = None if pending is None else pending.deadline
             kwargs[tool.context] = CallContext(
                 call_id=call_id,
                 session=journal.session,
                 epoch=journal.lease.epoch,
                 tenant=journal.state.tenant,
                 turn=self.ledger.turn,
+                deadline=None if deadline is None else datetime.fromisoformat(deadline),
             )
         return await run(tool, args, kwargs, call.function)
+
+
+def first_wait(
+    tool: Tool, call_id: str, name: str, arguments: Mapping[str, Any], approval: bool, at: str
+) -> CallSuspended | None:
+    """Return what a call waits for from its start; None for a tool that runs here at once."""
+    if approval:
+        return CallSuspended(
+            call_id=call_id,
+            kind="approval",
+            prompt=slot({"tool": name, "arguments": dict(arguments)}, "prompt"),
+            deadline=deadline_after(at, tool.deadline_seconds),
+            assignee=tool.assignee,
+        )
+    if tool.executor != "server":
+        return outside_wait(tool, call_id, name, arguments, at)
+    return None
+
+
+def outside_wait(
+    tool: Tool, call_id: str, name: str, arguments: Mapping[str, Any] | None, at: str
+) -> CallSuspended:
+    """Return the wait for a client or a person who carries the call out."""
+    prompt: dict[str, Any] = {"tool": name, "text": tool.doc}
+    if arguments is not None:
+        prompt["arguments"] = dict(arguments)
+    return CallSuspended(
+        call_id=call_id,
+        kind="client" if tool.executor == "client" else "question",
+        prompt=slot(prompt, "prompt"),
+        schema=None if tool.returns is None else slot(dict(tool.returns), "schema"),
+        deadline=deadline_after(at, tool.deadline_seconds),
+        assignee=tool.assignee,
+    )
+
+
+def unknown_wait(call_id: str, name: str) -> CallSuspended:
+    """Return the wait for a person who knows what became of a call that a crash cut off."""
+    text = f"the process ended during {name}: did it take effect, and what did it return?"
+    return CallSuspended(
+        call_id=call_id,
+        kind="unknown",
+        prompt=slot({"tool": name, "text": text}, "prompt"),
+        reason="the outcome is unknown",
+    )
 
 
 async def run(tool: Tool, args: tuple[Any, ...], kwargs: dict[str, Any], name: str) -> Ran:

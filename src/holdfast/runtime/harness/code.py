@@ -39,8 +39,9 @@ from holdfast.runtime.blueprint import Blueprint
 from holdfast.runtime.brokers import MODULE
 from holdfast.runtime.calls import Ledger, in_order, nanoseconds
 from holdfast.runtime.engine import Engine
-from holdfast.runtime.handlers import leaf
+from holdfast.runtime.handlers import Handler, leaf, question
 from holdfast.runtime.handlers.leaf import LeafHandler
+from holdfast.runtime.handlers.question import QuestionHandler
 from holdfast.runtime.handlers.tool import ToolHandler
 from holdfast.runtime.harness import Acted
 from holdfast.runtime.journal import Journal, namespace
@@ -137,7 +138,7 @@ class CodeHarness:
         capability = self._blueprint.capability
         settings = self._blueprint.settings
         choice = await self._engine.kernels.choose(settings.kernel, capability)
-        functions = host_functions(self._toolsets)
+        functions = (*question.FUNCTIONS, *host_functions(self._toolsets))
         if capability.model_calls:
             functions = (*leaf.FUNCTIONS, *functions)
         kept = self.journal.state.vars
@@ -175,11 +176,14 @@ class CodeHarness:
         number = state.next("eval")
         ledger = Ledger(self.journal, turn.turn, turn.step, number)
         await ledger.load()
-        leaves, tools = self._handlers(ledger)
-        recorded = in_order([*await leaves.recorded(), *await tools.recorded()])
+        handlers = self._handlers(ledger)
+        recorded = in_order([made for each in handlers for made in await each.recorded()])
+        leaves, questions, tools = handlers
 
         async def on_call(call: HostCall) -> HostAnswer:
-            handler = leaves if call.function in leaf.NAMES else tools
+            if call.function in leaf.NAMES:
+                return await leaves.call(call)
+            handler = questions if call.function in question.NAMES else tools
             return await handler.call(call)
 
         started = time.monotonic()
@@ -215,7 +219,7 @@ class CodeHarness:
             final = slot_of_bytes(result.final.encoding, result.final.data, "final")
         return record, None if result is None else result.checkpoint, final, output
 
-    def _handlers(self, ledger: Ledger) -> tuple[LeafHandler, ToolHandler]:
+    def _handlers(self, ledger: Ledger) -> tuple[Handler, Handler, Handler]:
         settings = self._blueprint.settings
         name = settings.leaf_model or settings.model
         leaves = LeafHandler(
@@ -226,7 +230,8 @@ class CodeHarness:
             first_user_text=self._transcript.first_user_text,
         )
         store, lease = self.journal.store, self.journal.lease
-        return leaves, ToolHandler(ledger, self._toolsets, renew=lambda: store.renew(lease))
+        tools = ToolHandler(ledger, self._toolsets, renew=lambda: store.renew(lease))
+        return leaves, QuestionHandler(ledger), tools
 
     async def _evaluated(
         self,
