@@ -86,6 +86,7 @@ def draft(
         max_fanout=settings.max_fanout,
         tool_card=tool_module.card(admitted),
         instructions=settings.instructions,
+        harness=settings.harness,
     )
     return Blueprint(
         settings=settings,

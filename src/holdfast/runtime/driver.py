@@ -29,7 +29,9 @@ from holdfast.runtime import blueprint as blueprints
 from holdfast.runtime import budget, inbox, inputs, results, settle
 from holdfast.runtime.blueprint import Blueprint
 from holdfast.runtime.engine import Engine
+from holdfast.runtime.harness import Harness
 from holdfast.runtime.harness.code import CodeHarness
+from holdfast.runtime.harness.tools import ToolsHarness
 from holdfast.runtime.inbox import Watched
 from holdfast.runtime.journal import Journal, namespace
 from holdfast.runtime.results import Stopped, Suspended, TurnResult
@@ -42,6 +44,10 @@ from holdfast.stores.port import InboxDraft, InboxItem, Lease
 logger = logging.getLogger("holdfast.runtime")
 
 REVIVALS_WITHOUT_OUTCOME = 2
+HARNESSES: dict[str, type[CodeHarness] | type[ToolsHarness]] = {
+    "code": CodeHarness,
+    "tools": ToolsHarness,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +91,7 @@ class Warm:
     toolsets: tuple[Toolset, ...]
     transcript: Transcript
     state: State
-    harness: CodeHarness | None = None
+    harness: Harness | None = None
 
     def matches(self, state: State) -> bool:
         """Tell whether what is in memory is what the log says."""
@@ -335,7 +341,8 @@ class Driver:
             self.warm = None
         warm = self.warm = self.warm or await self._build()
         if warm.harness is None:
-            warm.harness = CodeHarness(
+            kind = HARNESSES[warm.blueprint.settings.harness]
+            warm.harness = kind(
                 self._engine, self.journal, warm.blueprint, warm.toolsets, warm.transcript
             )
         warm.harness.journal = self.journal
@@ -357,8 +364,9 @@ class Driver:
         session = self.lease.session
         blueprint = await blueprints.load(self._store, session)
         toolsets = blueprints.match_tools(self._store, session, blueprint, agent)
-        # Refused before any work where this machine cannot run its code or restore its namespace.
-        await self._engine.kernels.choose(blueprint.settings.kernel, blueprint.capability)
+        if blueprint.settings.harness == "code":
+            # Refused before any work where this machine cannot run it or restore its namespace.
+            await self._engine.kernels.choose(blueprint.settings.kernel, blueprint.capability)
         if self.state.vars is not None:
             await namespace(self._store, session, self.state.vars)
         transcript = await load_transcript(self._store, self.state)

@@ -35,8 +35,12 @@ def compose(
     max_fanout: int,
     tool_card: str,
     instructions: str,
+    harness: str = "code",
 ) -> str:
     """Return the system text of a new session."""
+    if harness == "tools":
+        # What the tools are is told by their schemas; the rest is the caller's to say.
+        return instructions.strip() + "\n" if instructions.strip() else ""
     base = files("holdfast.runtime").joinpath("prompts/system.md").read_text(encoding="utf-8")
     overlays: Sequence[tuple[str, str]] = (
         ("", base),

@@ -163,13 +163,15 @@ class Runtime(Reads):
         self.engine.model(merged.model)
         if merged.leaf_model:
             self.engine.model(merged.leaf_model)
-        kernel = await self.engine.kernels.choose(merged.kernel, capability)
+        card = ""
+        if merged.harness == "code":
+            card = (await self.engine.kernels.choose(merged.kernel, capability)).card
         session_id = new_session_id() if session_id is None else check_id(session_id)
         seed = int.from_bytes(values.encode(session_id)[1][-6:], "big")
         plan = blueprints.draft(
             merged,
             found,
-            kernel_card=kernel.card,
+            kernel_card=card,
             capability=capability,
             seed=seed,
             store=self.store,

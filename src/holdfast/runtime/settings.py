@@ -39,6 +39,7 @@ class Settings:
     prices: str = ""  # a JSON object: model name to dollars per million tokens
     retry: str = "deadline"  # deadline, off, or a number of attempts
     kernel: str = "auto"  # auto, cpython, monty
+    harness: str = "code"  # code, tools
     profile: str = "default"  # locked_down, default, trusted
     work_area: str = ""  # empty: the current folder
     instructions: str = ""
@@ -117,6 +118,7 @@ AT_LEAST_ONE = (
     *("leaf_concurrency", "max_fanout", "context_hard_percent"),
 )
 CHOICES = {
+    "harness": ("code", "tools"),
     "kernel": ("auto", "cpython", "monty"),
     "profile": ("locked_down", "default", "trusted"),
 }

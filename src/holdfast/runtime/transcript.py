@@ -13,7 +13,7 @@ from msgspec import structs
 
 from holdfast.core import messages
 from holdfast.core.facts import MessageAppended
-from holdfast.core.messages import Message, Text
+from holdfast.core.messages import Message, Text, ToolCall, ToolResult
 from holdfast.core.payloads import Slot, manifest, slot, slot_of_bytes, to_record
 from holdfast.core.state import State
 from holdfast.stores.port import SessionStore
@@ -57,12 +57,23 @@ class Transcript:
     def keep(self, message: Message) -> None:
         """Append one message, the session's own or inherited."""
         self.messages.append(message)
-        self.tokens += estimate_tokens(message.text)
+        self.tokens += size_of(message)
 
 
 def estimate_tokens(text: str) -> int:
     """Return a rough token count; what a provider reports is the truth."""
     return -(-len(text) // CHARACTERS_PER_TOKEN)
+
+
+def size_of(message: Message) -> int:
+    """Return a rough token count of a message, its tool calls and their results included."""
+    found = estimate_tokens(message.text)
+    for part in message.parts:
+        if isinstance(part, ToolCall):
+            found += estimate_tokens(part.arguments) + estimate_tokens(part.name)
+        elif isinstance(part, ToolResult):
+            found += sum(estimate_tokens(t.text) for t in part.content if isinstance(t, Text))
+    return found
 
 
 async def load_transcript(store: SessionStore, state: State) -> Transcript:

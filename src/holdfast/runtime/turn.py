@@ -30,10 +30,11 @@ from holdfast.models.spend import Ceiling, spent
 from holdfast.runtime import budget, results, settle
 from holdfast.runtime.blueprint import Blueprint
 from holdfast.runtime.harness import Acted, Harness
+from holdfast.runtime.harness.tools import paired
 from holdfast.runtime.journal import Journal
 from holdfast.runtime.results import TurnResult
 from holdfast.runtime.tools import Toolset, transient_text
-from holdfast.runtime.transcript import Transcript, estimate_tokens, message_slots
+from holdfast.runtime.transcript import Transcript, estimate_tokens, message_slots, size_of
 from holdfast.stores.port import Transient
 
 _T = TypeVar("_T")
@@ -81,13 +82,13 @@ class TurnLoop:
             if result is not None:
                 return result
 
-    def first_step(self, state: State, turn: int, message: Message) -> list[Fact]:
-        """Return the start of the step that answers a message, for the message's own batch.
+    def first_step(self, state: State, turn: int, *messages: Message) -> list[Fact]:
+        """Return the start of the step that answers messages, for the batch that brings them.
 
         It spares a durable write per step. Empty where a limit forbids the step: the loop then
         finds the same and settles the turn.
         """
-        context = self._context() + estimate_tokens(message.text)
+        context = self._context() + sum(map(size_of, messages))
         if budget.before_step(self.blueprint.settings, state, context) is not None:
             return []
         return self._started(state, turn, context)
@@ -131,7 +132,7 @@ class TurnLoop:
 
     def _asked(self) -> Awaitable[ModelReply]:
         settings, context = self.blueprint.settings, self._context()
-        messages = tuple(self.transcript.messages)
+        messages = tuple(paired(self.transcript.messages))
         note = "\n\n".join(
             text
             for text in (
@@ -153,6 +154,7 @@ class TurnLoop:
             settings=settings.options(),
             max_output_tokens=settings.max_output_tokens or None,
             deadline_seconds=settings.call_timeout_seconds,
+            tools=self.harness.tools,
             retry=settings.retry,
             max_charged_attempts=budget.charged_attempts(settings, self.state, self._ceiling()),
         )
@@ -224,7 +226,7 @@ class TurnLoop:
                 for index, (content, _) in enumerate(written)
             ]
             if acted.final is None:
-                after = self.first_step(state, turn.turn, acted.messages[-1])
+                after = self.first_step(state, turn.turn, *acted.messages)
             else:
                 put = settle.turn_put(state, "final", acted.facts, final=acted.final)
                 after = [put]

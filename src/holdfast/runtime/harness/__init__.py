@@ -9,6 +9,8 @@ from typing import Any, Protocol
 from holdfast.core.facts import Fact
 from holdfast.core.messages import Message
 from holdfast.core.payloads import Slot
+from holdfast.models.port import ToolSpec
+from holdfast.runtime.journal import Journal
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +33,13 @@ class Acted:
 
 class Harness(Protocol):
     """Acts on replies for one session, as long as a driver of this process keeps it warm."""
+
+    journal: Journal
+
+    @property
+    def tools(self) -> tuple[ToolSpec, ...]:
+        """Return the tools that the model may call natively."""
+        ...
 
     async def bind(self, inputs: Mapping[str, Slot]) -> tuple[Slot | None, list[Slot]]:
         """Take a turn's inputs; return the namespace that holds them, and its new parts."""

@@ -34,6 +34,7 @@ from holdfast.kernels.port import (
     KernelSettings,
     RecordedCall,
 )
+from holdfast.models.port import ToolSpec
 from holdfast.runtime import blueprint as blueprints
 from holdfast.runtime.blueprint import Blueprint
 from holdfast.runtime.brokers import MODULE
@@ -78,6 +79,11 @@ class CodeHarness:
     def details(self) -> Mapping[str, Any]:
         """Return what a turn records of its harness."""
         return {"harness": "code"}
+
+    @property
+    def tools(self) -> tuple[ToolSpec, ...]:
+        """Return none: code calls tools as functions."""
+        return ()
 
     def matches(self, vars: Slot | None) -> bool:
         """Tell whether the kernel holds the namespace that the log says."""

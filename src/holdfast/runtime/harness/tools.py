@@ -1,0 +1,384 @@
+"""The tools harness: native tool calls of a model, and its text as the answer.
+
+The calls of one reply are requested together in one batch, and those that run here are dispatched
+in it and run side by side; each outcome is recorded as it comes. Some may wait for people: the turn
+goes on when the last outcome is in, with one message that holds all results in the order of the
+reply's calls. Wrong arguments and unknown tools are results that the model can act on. A reply
+without a tool call is the answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any
+
+from holdfast.core import values
+from holdfast.core.errors import InvalidInput
+from holdfast.core.facts import (
+    CallApproved,
+    CallDispatched,
+    CallRequested,
+    CallResolved,
+    CallSuspended,
+    Fact,
+    Outcome,
+)
+from holdfast.core.messages import Message, Text, ToolCall, ToolResult, observation
+from holdfast.core.payloads import Slot, slot, slot_of_bytes
+from holdfast.core.state import OpenTurn, State
+from holdfast.models.port import ToolSpec
+from holdfast.runtime.blueprint import Blueprint
+from holdfast.runtime.calls import pages
+from holdfast.runtime.engine import Engine
+from holdfast.runtime.handlers.question import deadline_after
+from holdfast.runtime.handlers.tool import first_wait, outside_wait, run, unknown_wait
+from holdfast.runtime.harness import Acted
+from holdfast.runtime.journal import Journal
+from holdfast.runtime.tools import CallContext, Tool, Toolset, path
+from holdfast.runtime.transcript import Transcript
+
+RESULT_CHARACTERS = 60_000
+"""A longer result is shown as its beginning and its size; the whole of it stays in the log."""
+SEPARATOR = "__"
+
+
+@dataclass(slots=True)
+class _Call:
+    """One tool call of the reply, with what the log has of it."""
+
+    wish: ToolCall
+    request: CallRequested | None = None
+    approved: CallApproved | None = None
+    resolved: CallResolved | None = None
+
+
+class ToolsHarness:
+    """Carries out the tool calls of one session's replies."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        journal: Journal,
+        blueprint: Blueprint,
+        toolsets: tuple[Toolset, ...],
+        transcript: Transcript,
+    ) -> None:
+        self.journal = journal
+        self._fresh: set[str] = set()
+        """Calls that this process recorded as dispatched and has not run yet."""
+        self._tools = {
+            spec_name(toolset, tool): (path(toolset, tool), tool)
+            for toolset in toolsets
+            for tool in toolset.tools
+        }
+
+    @property
+    def details(self) -> Mapping[str, Any]:
+        """Return what a turn records of its harness."""
+        return {"harness": "tools"}
+
+    @property
+    def tools(self) -> tuple[ToolSpec, ...]:
+        """Return the tools as the model is told of them."""
+        return tuple(
+            ToolSpec(name, tool.doc, dict(tool.parameters))
+            for name, (_, tool) in self._tools.items()
+        )
+
+    def matches(self, vars: Slot | None) -> bool:
+        """Tell whether what is in memory is what the log says: there is nothing in memory."""
+        return True
+
+    async def close(self) -> None:
+        """Let go of nothing."""
+
+    async def bind(self, inputs: Mapping[str, Slot]) -> tuple[Slot | None, list[Slot]]:
+        """Take a turn's inputs; a session without code has no namespace to bind them in."""
+        return None, []
+
+    async def act(self, reply: Message) -> Acted:
+        """Carry out what is left of a reply's tool calls; text without any is the answer."""
+        if not reply.tool_calls:
+            return Acted(final=slot(reply.text, "final"))
+        calls = [_Call(wish) for wish in reply.tool_calls]
+        await self._refresh(calls)
+        if any(call.request is None for call in calls):
+            await self._request(calls)
+        while True:
+            await self._refresh(calls)
+            ready = [call for call in calls if self._is_ready(call)]
+            if ready:
+                await self._run_all(ready)
+                continue
+            if all(call.resolved is not None for call in calls):
+                return Acted((await self._results(calls),))
+            return Acted(waits=True)
+
+    @property
+    def _turn(self) -> OpenTurn:
+        turn = self.journal.state.turn
+        assert turn is not None
+        return turn
+
+    def _call_id(self, index: int) -> str:
+        return f"t{self._turn.step}.{index}"
+
+    async def _refresh(self, calls: list[_Call]) -> None:
+        by_id = {self._call_id(index): call for index, call in enumerate(calls)}
+        types = [CallRequested.TYPE, CallApproved.TYPE, CallResolved.TYPE]
+        journal = self.journal
+        async for event in pages(journal.store, journal.session, self._turn.step_seq, types):
+            fact = event.fact()
+            match fact:
+                case CallRequested(call_id=call_id) if call_id in by_id:
+                    by_id[call_id].request = fact
+                case CallApproved(call_id=call_id) if call_id in by_id:
+                    by_id[call_id].approved = fact
+                case CallResolved(call_id=call_id) if call_id in by_id:
+                    by_id[call_id].resolved = fact
+
+    async def _request(self, calls: list[_Call]) -> None:
+        """Record the intent of every call, with what it waits for, and start those that do not."""
+
+        def build(state: State) -> list[Fact]:
+            facts: list[Fact] = []
+            starts: list[str] = []
+            for index, call in enumerate(calls):
+                if call.request is None:
+                    facts += self._intent(index, call, state.updated_at, starts)
+            started.update(starts)
+            return [*facts, CallDispatched(calls=starts)] if starts else facts
+
+        started: set[str] = set()
+        await self.journal.append(build)
+        self._fresh |= started
+
+    def _intent(self, index: int, call: _Call, at: str, starts: list[str]) -> list[Fact]:
+        turn, call_id = self._turn, self._call_id(index)
+        name, tool, arguments, problem = self._understood(call.wish)
+        approval = tool is not None and problem is None and tool.needs_approval(arguments)
+        request = CallRequested(
+            call_id=call_id,
+            name=name,
+            executor="server" if tool is None else tool.executor,
+            effect="pure" if tool is None else tool.effect,
+            arguments=slot(arguments if problem is None else call.wish.arguments, "arguments"),
+            turn=turn.turn,
+            step=turn.step,
+            approval=approval,
+            deadline=None if tool is None else deadline_after(at, tool.deadline_seconds),
+            policy="tell" if tool is None else tool.unknown,
+            provider_id=call.wish.call_id,
+            index=index,
+        )
+        if tool is None or problem is not None:
+            error = slot(problem or "no such tool", "error")
+            return [request, CallResolved(call_id=call_id, outcome="error", error=error)]
+        wait = first_wait(tool, call_id, name, arguments, approval, at)
+        if wait is not None:
+            return [request, wait]
+        starts.append(call_id)
+        return [request]
+
+    def _understood(self, wish: ToolCall) -> tuple[str, Tool | None, dict[str, Any], str | None]:
+        """Return (name, tool, arguments, what is wrong) of a call that a model wishes."""
+        known = self._tools.get(wish.name)
+        if known is None:
+            have = ", ".join(self._tools) or "none"
+            return wish.name[:200], None, {}, f"there is no tool {wish.name!r}; tools are: {have}"
+        name, tool = known
+        try:
+            arguments = json.loads(wish.arguments) if wish.arguments.strip() else {}
+        except (ValueError, RecursionError) as error:
+            return name, tool, {}, f"the arguments are not JSON: {error}"
+        if not isinstance(arguments, dict):
+            return name, tool, {}, "the arguments are not a JSON object"
+        try:
+            if tool.check is not None:
+                tool.check(arguments)
+        except InvalidInput as error:
+            return name, tool, {}, str(error)
+        return name, tool, arguments, None
+
+    def _is_ready(self, call: _Call) -> bool:
+        """Tell whether a call is to be carried on by this process now."""
+        if call.request is None or call.resolved is not None:
+            return False
+        pending = self.journal.state.calls.get(call.request.call_id)
+        return pending is not None and pending.stage != "suspended"
+
+    async def _run_all(self, calls: list[_Call]) -> None:
+        """Carry calls on: start what was approved or never started, recover what a crash cut."""
+        runs: list[tuple[_Call, Tool]] = []
+        starts: list[str] = []
+        for call in calls:
+            assert call.request is not None
+            call_id = call.request.call_id
+            tool = self._tool(call.request.name)
+            stage = self.journal.state.calls[call_id].stage
+            if tool is None:
+                text = f"the tool {call.request.name!r} is not here any more"
+                await self._resolve(call_id, "cancelled", error=text)
+            elif stage == "dispatched" and call_id not in self._fresh:
+                if "once" not in (tool.effect, call.request.effect):
+                    runs.append((call, tool))
+                elif call.request.policy == "ask":
+                    await self._suspend(unknown_wait(call_id, call.request.name))
+                else:
+                    await self._resolve(call_id, "unknown")
+            elif stage == "approved" and tool.executor != "server":
+                at = self.journal.state.updated_at
+                arguments = await self._arguments(call)
+                wait = outside_wait(tool, call_id, call.request.name, arguments, at)
+                await self._suspend(wait)
+            else:
+                if stage != "dispatched":
+                    starts.append(call_id)
+                runs.append((call, tool))
+        if starts:
+            await self.journal.append(lambda _: [CallDispatched(calls=starts)])
+        if not runs:
+            return
+        # Fencing protects the log, not the world: look at the lease right before the effects.
+        await self.journal.store.renew(self.journal.lease)
+        self._fresh.clear()
+        try:
+            async with asyncio.TaskGroup() as group:
+                for call, tool in runs:
+                    group.create_task(self._run(call, tool))
+        except ExceptionGroup as failures:
+            raise failures.exceptions[0] from failures
+
+    def _tool(self, name: str) -> Tool | None:
+        found = [tool for known, tool in self._tools.values() if known == name]
+        return found[0] if found else None
+
+    async def _arguments(self, call: _Call) -> dict[str, Any]:
+        """Return the arguments to run a call with: those that an approver edited, or its own."""
+        assert call.request is not None
+        source = call.request.arguments
+        if call.approved is not None and call.approved.arguments is not None:
+            source = call.approved.arguments
+        found: Any = await self.journal.value(source)
+        return dict(found)
+
+    async def _run(self, call: _Call, tool: Tool) -> None:
+        assert call.request is not None
+        request, journal = call.request, self.journal
+        arguments = await self._arguments(call)
+        if tool.check is not None:
+            try:
+                arguments = tool.check(arguments)
+            except InvalidInput as error:
+                await self._resolve(request.call_id, "error", error=str(error))
+                return
+        if tool.context is not None:
+            deadline = request.deadline
+            arguments[tool.context] = CallContext(
+                call_id=request.call_id,
+                session=journal.session,
+                epoch=journal.lease.epoch,
+                tenant=journal.state.tenant,
+                turn=request.turn,
+                deadline=None if deadline is None else datetime.fromisoformat(deadline),
+            )
+        started = time.monotonic()
+        outcome, value, failure = await run(tool, (), arguments, request.name)
+        result = None if value is None else slot_of_bytes(value.encoding, value.data, "answer")
+        elapsed = int((time.monotonic() - started) * 1000)
+        await self._resolve(request.call_id, outcome, result, failure, elapsed)
+
+    async def _suspend(self, wait: CallSuspended) -> None:
+        await self.journal.append(
+            lambda state: [replace(wait, wait=state.calls[wait.call_id].wait + 1)]
+        )
+
+    async def _resolve(
+        self,
+        call_id: str,
+        outcome: Outcome,
+        result: Slot | None = None,
+        error: str | None = None,
+        latency_ms: int | None = None,
+    ) -> None:
+        fact = CallResolved(
+            call_id=call_id,
+            outcome=outcome,
+            result=result,
+            error=None if error is None else slot(error, "error"),
+            latency_ms=latency_ms,
+        )
+        await self.journal.append(lambda _: [fact])
+
+    async def _results(self, calls: list[_Call]) -> Message:
+        """Return the one message with all results, in the order of the reply's calls."""
+        parts = []
+        for call in calls:
+            assert call.resolved is not None
+            text = await self._told(call.resolved)
+            if call.approved is not None and call.approved.arguments is not None:
+                edited = await self.journal.value(call.approved.arguments)
+                text = f"[an approver changed the arguments to {_written(edited)}]\n{text}"
+            content = (Text(text),)
+            outcome = call.resolved.outcome
+            parts.append(ToolResult(call.wish.call_id, call.wish.name, content, outcome))
+        return observation(*parts)
+
+    async def _told(self, resolved: CallResolved) -> str:
+        if resolved.outcome == "ok":
+            value = None if resolved.result is None else await self.journal.value(resolved.result)
+            return _fitted(value if isinstance(value, str) else _written(value))
+        if resolved.outcome == "unknown":
+            return "the process ended during this call: whether it took effect is unknown"
+        reason = "" if resolved.error is None else str(await self.journal.value(resolved.error))
+        return _fitted(f"{resolved.outcome}: {reason}" if reason else resolved.outcome)
+
+
+def spec_name(toolset: Toolset, tool: Tool) -> str:
+    """Return the name under which a model calls a tool; providers allow no dots in it."""
+    return f"{toolset.name}{SEPARATOR}{tool.name}" if toolset.name else tool.name
+
+
+def _written(value: Any) -> str:
+    return values.encode_json(value).decode()
+
+
+def _fitted(text: str) -> str:
+    """Return a text whole if it fits, else its beginning and how much there is."""
+    if len(text) <= RESULT_CHARACTERS:
+        return text
+    left = len(text) - RESULT_CHARACTERS
+    return f"{text[:RESULT_CHARACTERS]}\n[{left} of {len(text)} characters left out]"
+
+
+def paired(messages: Sequence[Message]) -> list[Message]:
+    """Return messages in which every tool call has its result.
+
+    A turn that ended while calls were open, by a stop or a kill, left a reply without results;
+    providers take no such transcript.
+    """
+    found: list[Message] = []
+    for index, message in enumerate(messages):
+        found.append(message)
+        if not message.tool_calls:
+            continue
+        after = messages[index + 1] if index + 1 < len(messages) else None
+        have = set()
+        if after is not None:
+            have = {part.call_id for part in after.parts if isinstance(part, ToolResult)}
+        if not have:
+            text = "the turn ended before this call had a result that was shown"
+            found.append(
+                observation(
+                    *(
+                        ToolResult(call.call_id, call.name, (Text(text),), "cancelled")
+                        for call in message.tool_calls
+                    )
+                )
+            )
+    return found
