@@ -161,7 +161,7 @@ def config_command(call: Call) -> None:
         "settings": settings,
     }
     rows = [("store", url, origin)]
-    rows += [(name, str(item["value"]), item["origin"]) for name, item in settings.items()]
+    rows += [(name, str(item["value"]) or "-", item["origin"]) for name, item in settings.items()]
     columns = (Column("SETTING"), Column("VALUE", least=10), Column("FROM", least=8))
     text = table(columns, rows, screen_width())
     call.answer(document, f"{text}\n\nSet by flag, {PREFIX}NAME, or {CONFIG_FILE} in .holdfast.")

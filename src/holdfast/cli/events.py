@@ -12,7 +12,9 @@ import click
 from holdfast.cli.naming import find_session
 from holdfast.cli.options import Call, command, session_argument
 from holdfast.cli.reading import opened
+from holdfast.cli.tables import screen_width, shortened
 from holdfast.cli.terminal import dumps, one_line
+from holdfast.cli.wording import count
 from holdfast.core.errors import InvalidInput
 from holdfast.core.events import Event
 from holdfast.core.forms import FACTS
@@ -21,6 +23,10 @@ from holdfast.stores.port import SessionStore
 from holdfast.views.documents import event_document
 
 PAGE_EVENTS = 500
+PIPE_WIDTH = 140
+LEAST_ROOM = 20
+SHORT_ID = 14
+"""How much of a content id is shown; `holdfast payload` takes it so."""
 
 
 @command("events")
@@ -95,7 +101,9 @@ def _print(call: Call, event: Event) -> None:
     else:
         at = event.at[11:23]
         about = " ".join(f"{key}={_brief(event.data[key])}" for key in _in_order(event))
-        click.echo(f"{event.seq:>6}  {at}  {one_line(event.type, 40):<18}  {one_line(about, 100)}")
+        start = f"{event.seq:>6}  {at}  {one_line(event.type, 40):<18}  "
+        room = (screen_width() or PIPE_WIDTH) - len(start)
+        click.echo(start + shortened(one_line(about, PIPE_WIDTH * 10), max(room, LEAST_ROOM)))
 
 
 def _in_order(event: Event) -> list[str]:
@@ -119,7 +127,8 @@ def _brief(part: object) -> str:
             return "(erased)"
         if item.data is not None and item.encoding in ("text", "json"):
             return repr(item.data[:60].decode(errors="replace"))
-        return f"{item.id[:14]}…({item.size:,} bytes)"
+        return f"{item.id[:SHORT_ID]}… ({count(item.size, 'byte')})"
     if isinstance(part, dict):
         return "{" + " ".join(f"{key}={_brief(value)}" for key, value in sorted(part.items())) + "}"
-    return str(part)
+    text = str(part)
+    return text[:SHORT_ID] + "…" if text.startswith("sha256:") else text

@@ -9,7 +9,14 @@ import click
 from holdfast.cli.naming import find_session
 from holdfast.cli.options import Call, command, session_argument
 from holdfast.cli.reading import with_reads, with_store
-from holdfast.cli.tables import Column, screen_width, table
+from holdfast.cli.tables import (
+    Column,
+    display_width,
+    screen_width,
+    shortened,
+    table,
+    unique_length,
+)
 from holdfast.cli.wording import cost_view_text, count, form_text
 from holdfast.stores.port import SessionInfo, SessionStore
 from holdfast.views.divergence import Divergence, Side, divergence
@@ -31,6 +38,7 @@ HEADS = (
 )
 DIFF_CONTEXT = 2
 DIFF_LINES = 200
+SHORT_ID = 15
 
 
 @command("heads")
@@ -74,28 +82,46 @@ def tree_command(call: Call, session: str | None) -> None:
         return await (read_family if call.as_json else read_tree)(store, wanted)
 
     family = with_store(call, read)
-    call.answer(tree_document(family), "\n".join(_lines(family)) or "no sessions")
+    call.answer(tree_document(family), "\n".join(_lines(family, screen_width())) or "no sessions")
 
 
-def _lines(family: Family) -> list[str]:
-    """Return the lines of trees, drawn with the branches that lead to each node."""
-    lines: list[str] = []
+def _lines(family: Family, width: int | None) -> list[str]:
+    """Return the lines of trees, with the branches that lead to each node.
+
+    Where a line is too long, ids are cut to beginnings that are unique here.
+    """
+    ids = [node.info.id for node in family.nodes]
+    whole = [_line(family, place, len(node.info.id)) for place, node in enumerate(family.nodes)]
+    if width is None or max(map(display_width, whole), default=0) <= width:
+        return _branched(family, whole)
+    cut = max(SHORT_ID, unique_length(ids))
+    lines = [_line(family, place, cut) for place in range(len(ids))]
+    return [shortened(line, width) for line in _branched(family, lines)]
+
+
+def _line(family: Family, place: int, cut: int) -> str:
+    node = family.nodes[place]
+    info = node.info
+    cost = cost_view_text(node.cost)
+    if node.subtree != node.cost:
+        cost += f", with all below {cost_view_text(node.subtree)}"
+    mark = f"  (from {node.cut}: a cycle, cut here)" if node.cut else ""
+    mark += "  <-" if info.id == family.wanted else ""
+    about = f"{info.kind}, {info.status}, {count(info.turns, 'turn')}, {cost}"
+    return f"{info.id[:cut]}  {info.name}  {about}{mark}"
+
+
+def _branched(family: Family, lines: list[str]) -> list[str]:
+    drawn: list[str] = []
     passed: list[bool] = []  # whether the node above, at each depth, was the last of its level
-    for place, node in enumerate(family.nodes):
+    for node, line in zip(family.nodes, lines, strict=True):
         del passed[node.depth :]
         lead = "".join("   " if last else "│  " for last in passed[1:])
         if node.depth:
             lead += "└─ " if node.last else "├─ "
         passed.append(node.last)
-        info = node.info
-        below = place + 1 < len(family.nodes) and family.nodes[place + 1].depth > node.depth
-        cost = cost_view_text(node.cost)
-        cost += f", with all below {cost_view_text(node.subtree)}" if below else ""
-        mark = f"  (from {node.cut}: a cycle, cut here)" if node.cut else ""
-        mark += "  <-" if info.id == family.wanted else ""
-        about = f"{info.kind}, {info.status}, {count(info.turns, 'turn')}, {cost}"
-        lines.append(f"{lead}{info.id}  {info.name}  {about}{mark}")
-    return lines
+        drawn.append(lead + line)
+    return drawn
 
 
 @command("graph")

@@ -22,7 +22,7 @@ from holdfast.core import facts
 from holdfast.core.errors import HoldfastError
 from holdfast.core.events import Event
 from holdfast.core.fold import at_ceiling
-from holdfast.core.state import is_lost_leaf
+from holdfast.core.state import is_lost_leaf, is_model_call
 from holdfast.kernels.cells import extract
 from holdfast.runtime.runtime import Runtime
 
@@ -61,6 +61,7 @@ class Tally:
     unknown: int = 0
     code: str = ""
     fan_out: FanOut | None = None
+    in_flight: int = 0
 
     def spend(self, fact: facts.StepPut | facts.LeafCalled) -> None:
         """Count one model call; one that is known by its ceiling only counts as unknown."""
@@ -75,6 +76,7 @@ class Tally:
     def leaf(self, fact: facts.LeafCalled) -> str | None:
         """Count one leaf call; return a line where it is time to tell of a fan-out."""
         self.leaves += 1
+        self.in_flight = max(0, self.in_flight - 1)
         self.spend(fact)
         if fact.width <= 1 or fact.status == "unknown":
             return None
@@ -89,16 +91,24 @@ class Tally:
     @property
     def line(self) -> str:
         """Return where things stand, in one line."""
-        doing = self.doing
+        parts = [f"step {self.steps}", self.doing]
         if self.fan_out is not None and self.fan_out.done < self.fan_out.width:
-            doing += f", {self.fan_out.done} of {self.fan_out.width} leaf calls"
-        return f"step {self.steps} · {doing} · {self.sums}"
+            parts.append(f"{self.fan_out.done} of {self.fan_out.width} leaf calls")
+        elif self.leaves:
+            parts.append(count(self.leaves, "leaf call"))
+        if self.in_flight:
+            parts.append(f"{self.in_flight} in flight")
+        return " · ".join([*parts, self._used])
 
     @property
     def sums(self) -> str:
         """Return what was used."""
         leaves = f"{count(self.leaves, 'leaf call')} · " if self.leaves else ""
-        return f"{leaves}{count(self.tokens, 'token')} · {cost_text(self.usd, None, self.unknown)}"
+        return leaves + self._used
+
+    @property
+    def _used(self) -> str:
+        return f"{count(self.tokens, 'token')} · {cost_text(self.usd, None, self.unknown)}"
 
 
 def _quarter(done: int, width: int) -> bool:
@@ -196,10 +206,10 @@ class Progress:
                 return f"resuming turn {fact.turn}, {_PHASES.get(fact.found or '', 'interrupted')}"
             case facts.StepStarted() as fact:
                 tally.steps, tally.doing, tally.code = tally.steps + 1, f"asking {fact.model}", ""
-                tally.fan_out = None
+                tally.fan_out, tally.in_flight = None, 0
             case facts.StepPut() as fact:
                 tally.spend(fact)
-                tally.doing = fact.status
+                tally.doing = "running code" if fact.status == "replied" else fact.status
                 took = f" in {fact.latency_ms} ms" if fact.latency_ms is not None else ""
                 return f"step {tally.steps}: {fact.status}{took}"
             case facts.MessageAppended(role="assistant") as fact:
@@ -207,6 +217,8 @@ class Progress:
                 tally.doing = "running code"
             case facts.LeafCalled() as fact:
                 return tally.leaf(fact)
+            case facts.BudgetReserved() as fact if is_model_call(fact.reservation):
+                tally.in_flight += 1
             case facts.BudgetSettled() as fact if is_lost_leaf(fact):
                 tally.unknown += 1
             case facts.EvalAdded() as fact:

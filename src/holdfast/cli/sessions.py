@@ -22,7 +22,7 @@ from holdfast.views.sessions import all_sessions
 DEFAULT_ROWS = 50
 COLUMNS = (
     Column("SESSION", least=15, is_id=True),
-    Column("NAME", least=12),
+    Column("NAME"),
     Column("STATUS"),
     Column("TURNS", spare=2, right=True),
     Column("TOKENS", spare=3, right=True),

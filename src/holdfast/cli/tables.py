@@ -1,12 +1,11 @@
 """Tables that fit the terminal: whole where there is room, shortened or without a column else.
 
-In a pipe, or where nobody says how wide the screen is, nothing is shortened. Ids are cut to a
+In a pipe or a file nothing is shortened. Ids are cut to a
 beginning that is unique in the table, which every command takes in place of the whole id.
 """
 
 from __future__ import annotations
 
-import os
 import shutil
 import sys
 import unicodedata
@@ -35,10 +34,8 @@ class Column:
 
 
 def screen_width() -> int | None:
-    """Return how many columns there are to write on; None where that is not known."""
-    if os.environ.get("COLUMNS", "").isdigit() or sys.stdout.isatty():
-        return shutil.get_terminal_size().columns
-    return None
+    """Return how many columns the terminal has; None where output goes elsewhere."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
 def table(
@@ -71,9 +68,14 @@ def _least(column: Column, cells: list[str]) -> int:
     """Return how narrow a column may become; one of ids, as far as they can be told apart."""
     if column.least is None:
         return sys.maxsize
-    ordered = sorted(set(cells)) if column.is_id else []
-    shared = (_shared(one, other) for one, other in pairwise(ordered))
-    return max(column.least, display_width(column.title), max(shared, default=0) + 1)
+    unique = unique_length(cells) if column.is_id else 0
+    return max(column.least, display_width(column.title), unique)
+
+
+def unique_length(ids: Iterable[str]) -> int:
+    """Return how many characters it takes to tell ids apart."""
+    shared = (_shared(one, other) for one, other in pairwise(sorted(set(ids))))
+    return max(shared, default=0) + 1
 
 
 def _shared(one: str, other: str) -> int:
@@ -98,16 +100,16 @@ def _shrink(
     least: list[int],
     width: int,
 ) -> None:
-    """Shorten columns until the table fits: ids first, as a beginning says as much as the whole."""
+    """Shorten columns until the table fits: ids only where texts would lose too much."""
     excess = sum(widths[p] for p in places) + len(GAP) * (len(places) - 1) - width
-    while excess > 0:
-        able = [p for p in places if widths[p] > least[p]]
-        if not able:
-            return
-        place = max(able, key=lambda p: (columns[p].is_id, widths[p] - least[p]))
-        step = min(excess, widths[place] - least[place]) if columns[place].is_id else 1
-        widths[place] -= step
-        excess -= step
+    texts = [p for p in places if not columns[p].is_id]
+    if excess * 2 > sum(widths[p] - least[p] for p in texts):
+        for place in (p for p in places if columns[p].is_id and excess > 0):
+            excess -= widths[place] - least[place]
+            widths[place] = least[place]
+    while excess > 0 and (able := [p for p in texts if widths[p] > least[p]]):
+        widths[max(able, key=lambda p: widths[p] - least[p])] -= 1
+        excess -= 1
 
 
 def _cut(column: Column, cell: str, width: int) -> str:
