@@ -27,6 +27,11 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "fork": ("sessions", "Start a session from a head of another."),
         "workflow": ("workflow", "Check a workflow file, or draw it."),
     },
+    "People": {
+        "pending": ("people", "List the calls that wait for someone."),
+        "answer": ("people", "Answer a call, approve it or deny it."),
+        "tick": ("people", "Apply the deadlines that have passed."),
+    },
     "Read": {
         "sessions": ("sessions", "List sessions, newest first."),
         "show": ("show", "Show a session: turns, steps, code, output, cost."),

@@ -156,7 +156,7 @@ def run_command(
         return await runtime.send(session, text, inputs=variables)
 
     options = {**settings, "allow_unconfined": allow_unconfined}
-    return asyncio.run(_work(call, options, begin, act, quiet))
+    return asyncio.run(drive(call, options, begin, act, quiet))
 
 
 @command("send")
@@ -190,7 +190,7 @@ def send_command(
         )
 
     options = {"allow_unconfined": allow_unconfined}
-    return asyncio.run(_work(call, options, _existing(call, session), act, quiet))
+    return asyncio.run(drive(call, options, existing(call, session), act, quiet))
 
 
 @command("resume")
@@ -212,7 +212,7 @@ def resume_command(
         return await runtime.resume(session_id, force=force, takeover=takeover)
 
     options = {"allow_unconfined": allow_unconfined}
-    return asyncio.run(_work(call, options, _existing(call, session), act, quiet))
+    return asyncio.run(drive(call, options, existing(call, session), act, quiet))
 
 
 def message_text(message: str) -> str:
@@ -259,7 +259,7 @@ def _from_file(value: Any) -> Any:
         raise InvalidInput(f"the file {str(path)!r} cannot be read as text: {error}") from error
 
 
-def _existing(call: Call, given: str) -> Callable[[Runtime], Awaitable[str]]:
+def existing(call: Call, given: str) -> Callable[[Runtime], Awaitable[str]]:
     url, _ = store_url(call.store)
     kind, _, place = url.partition(":")
     if kind != "memory" and not Path(place).exists():
@@ -271,7 +271,7 @@ def _existing(call: Call, given: str) -> Callable[[Runtime], Awaitable[str]]:
     return begin
 
 
-async def _work(
+async def drive(
     call: Call,
     options: dict[str, Any],
     begin: Callable[[Runtime], Awaitable[str]],
@@ -358,7 +358,8 @@ async def _tell(call: Call, runtime: Runtime, session: str, result: TurnResult |
         case Suspended():
             calls = "call" if len(result.calls) == 1 else "calls"
             waiting = ", ".join(result.calls)
-            note(f"suspended: waiting for {calls} {waiting}; then: {_next(call, session)}")
+            answer = call.command_line("answer", session, result.calls[0])
+            note(f"suspended: waiting for {calls} {waiting}; answer with: {answer}")
         case Failed(code="revival_limit"):
             note(f"failed: {result.error}; {call.command_line('resume', session, '--force')}")
         case Failed() | BudgetExceeded():

@@ -1,0 +1,246 @@
+"""Calls that wait for people: list them, answer them, apply their deadlines."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from datetime import UTC, datetime
+from typing import Any
+
+import click
+
+from holdfast.cli.naming import find_session
+from holdfast.cli.options import Call, command, note, session_argument
+from holdfast.cli.reading import opened, with_store
+from holdfast.cli.tables import Column, screen_width, table
+from holdfast.core.errors import InvalidInput
+from holdfast.stores.port import PendingFilter, PendingPage, PendingWait, SessionStore
+from holdfast.views.values import read_value, value_form
+
+COLUMNS = (
+    Column("SESSION", least=15, is_id=True),
+    Column("CALL", least=8),
+    Column("KIND"),
+    Column("SINCE", spare=1),
+    Column("UNTIL", spare=2),
+    Column("FOR", spare=3),
+    Column("QUESTION", least=16),
+)
+
+
+@command("pending")
+@click.option("--session", help="Only calls of this session.")
+@click.option("--assignee", help="Only calls that wait for this person.")
+@click.option(
+    "--limit", default=100, show_default=True, type=click.IntRange(1), help="How many to list."
+)
+@click.option("--cursor", help="Start after the page that gave this cursor.")
+def pending_command(
+    call: Call, session: str | None, assignee: str | None, limit: int, cursor: str | None
+) -> None:
+    """List the calls of all sessions that wait for someone, longest wait first."""
+
+    async def read(store: SessionStore) -> tuple[PendingPage, list[Any]]:
+        chosen = None if session is None else (await find_session(store, session)).id
+        where = PendingFilter(session=chosen, assignee=assignee)
+        page = await store.pending(where, limit=limit, cursor=cursor)
+        return page, [await _prompt(store, wait) for wait in page.waits]
+
+    page, prompts = with_store(call, read)
+    shown = list(zip(page.waits, prompts, strict=True))
+    document = {
+        "pending": [_document(wait, prompt) for wait, prompt in shown],
+        "cursor": page.cursor,
+    }
+    rows = table(COLUMNS, (_row(wait, prompt) for wait, prompt in shown), screen_width())
+    call.answer(document, rows if shown else "nothing waits for anybody")
+    if shown and not call.as_json:
+        first = page.waits[0]
+        how = "--approve" if first.kind == "approval" else "--value JSON"
+        again = call.command_line("answer", first.session, first.call_id)
+        note(f"answer the first with: {again} {how}")
+
+
+async def _prompt(store: SessionStore, wait: PendingWait) -> Any:
+    return None if wait.prompt is None else await read_value(store, wait.session, wait.prompt)
+
+
+def question_text(prompt: Any) -> str:
+    """Return what is asked, in one line."""
+    if isinstance(prompt, dict):
+        arguments = prompt.get("arguments")
+        shown = "" if arguments is None else f"({json.dumps(arguments, default=str)})"
+        return f"{prompt.get('tool', '')}{shown}"
+    return "" if prompt is None else str(prompt)
+
+
+def _row(wait: PendingWait, prompt: Any) -> tuple[str, ...]:
+    return (
+        wait.session,
+        wait.call_id,
+        wait.kind,
+        wait.since[:16].replace("T", " "),
+        "" if wait.deadline is None else wait.deadline[:16].replace("T", " "),
+        wait.assignee or "",
+        question_text(prompt),
+    )
+
+
+def _document(wait: PendingWait, prompt: Any) -> dict[str, Any]:
+    return {
+        "session": wait.session,
+        "call": wait.call_id,
+        "wait": wait.wait,
+        "kind": wait.kind,
+        "tool": wait.name,
+        "agent": wait.agent,
+        "tenant": wait.tenant,
+        "since": wait.since,
+        "deadline": wait.deadline,
+        "assignee": wait.assignee,
+        "prompt": value_form(prompt),
+    }
+
+
+@command("answer")
+@session_argument
+@click.argument("call_id", metavar="CALL")
+@click.option("--value", metavar="JSON", help="The answer, as JSON; plain words are text.")
+@click.option("--approve", is_flag=True, help="Let the call go ahead.")
+@click.option("--deny", metavar="REASON", help="Refuse the call.")
+@click.option("--edit", metavar="JSON", help="Let it go ahead with these arguments.")
+@click.option("--fail", metavar="ERROR", help="Say that the call failed.")
+@click.option("--extend", metavar="TIME", help="Move its deadline to this time (ISO 8601).")
+@click.option("--cancel", is_flag=True, help="Call it off.")
+@click.option("--by", metavar="NAME", help="Who answers.")
+@click.option("--no-resume", is_flag=True, help="Leave it to another process to go on.")
+def answer_command(call: Call, session: str, call_id: str, no_resume: bool, **said: Any) -> int:
+    """Answer CALL of SESSION, which waits for someone; the session goes on here.
+
+    The first answer wins. Without an option that says the answer, it is asked for on the terminal.
+    """
+    from holdfast.cli.turns import drive, existing
+
+    by = said.pop("by")
+    chosen = _chosen(said)
+
+    async def put() -> None:
+        from holdfast.runtime import answers
+
+        async with opened(call) as store:
+            info = await find_session(store, session)
+            match chosen:
+                case ("extend", deadline):
+                    await answers.extend(store, info.id, call_id, deadline, by)
+                case ("cancel", _):
+                    await answers.cancel(store, info.id, call_id, by)
+                case ("answer", content):
+                    await answers.answer(store, info.id, call_id, content, by=by)
+                case _:
+                    content = await _asked(store, info.id, call_id)
+                    await answers.answer(store, info.id, call_id, content, by=by)
+
+    asyncio.run(put())
+    if no_resume:
+        call.answer({"session": session, "call": call_id, "stored": True}, "the answer is stored")
+        return 0
+    begin = existing(call, session)
+    return asyncio.run(
+        drive(call, {}, begin, lambda runtime, found: runtime.resume(found), call.as_json)
+    )
+
+
+def _chosen(said: dict[str, Any]) -> tuple[str, Any] | None:
+    """Return what the options say; refuse more than one answer."""
+    from holdfast.runtime.answers import Approve, Deny, Fail
+
+    given = [name for name, value in said.items() if value not in (None, False)]
+    if len(given) > 1:
+        options = ", ".join(f"--{name}" for name in given)
+        raise InvalidInput(f"{options} are several answers; give one")
+    if not given:
+        return None
+    value = said[given[0]]
+    match given[0]:
+        case "value":
+            return "answer", _json_or_text(value)
+        case "approve":
+            return "answer", Approve()
+        case "deny":
+            return "answer", Deny(value)
+        case "fail":
+            return "answer", Fail(value)
+        case "edit":
+            return "answer", Approve(_object(value))
+        case "extend":
+            return "extend", _moment(value)
+    return "cancel", None
+
+
+def _json_or_text(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+
+
+def _object(text: str) -> dict[str, Any]:
+    found = _json_or_text(text)
+    if not isinstance(found, dict):
+        raise InvalidInput(f"--edit {text[:80]!r} is not a JSON object of arguments")
+    return found
+
+
+def _moment(text: str) -> datetime:
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError as error:
+        raise InvalidInput(f"--extend {text!r} is not a time like 2026-01-31T12:00Z") from error
+    return found if found.tzinfo else found.replace(tzinfo=UTC)
+
+
+async def _asked(store: SessionStore, session: str, call_id: str) -> Any:
+    """Ask on the terminal for the answer to a call."""
+    import sys
+
+    page = await store.pending(PendingFilter(session=session), limit=1000)
+    wait = next((wait for wait in page.waits if wait.call_id == call_id), None)
+    if wait is None:
+        from holdfast.core.errors import CallNotFound
+
+        raise CallNotFound(f"no call {call_id!r} of session {session!r} waits for an answer")
+    if not sys.stdin.isatty():
+        raise InvalidInput(
+            "stdin is not a terminal; say the answer with --value, --approve, --deny"
+        )
+    return answer_in_place(wait, await _prompt(store, wait))
+
+
+def answer_in_place(wait: PendingWait, prompt: Any) -> Any:
+    """Ask the person at the terminal, and return what they say as an answer."""
+    from holdfast.runtime.answers import Approve, Deny
+
+    note(f"{wait.kind}: {question_text(prompt)}")
+    if wait.kind != "approval":
+        return _json_or_text(click.prompt("answer", err=True))
+    if click.confirm("approve?", err=True):
+        return Approve()
+    return Deny(click.prompt("reason", default="denied", err=True))
+
+
+@command("tick")
+def tick_command(call: Call) -> None:
+    """Apply the deadlines that have passed, for cron; sessions go on with the next resume."""
+
+    async def work() -> list[str]:
+        from holdfast.runtime.runtime import Runtime
+        from holdfast.runtime.settings import resolve
+
+        async with opened(call) as store, Runtime(store, resolved=resolve()) as runtime:
+            found = await runtime.tick()
+            await runtime.settled()
+            return found
+
+    found = asyncio.run(work())
+    lines = "\n".join(found) if found else "no deadline has passed"
+    call.answer({"sessions": found}, lines)
