@@ -336,3 +336,14 @@ async def test_a_call_that_failed_counts_at_its_ceiling_and_the_session_goes_on(
         spend = (await runtime.state(session.id)).spend
         assert (spend.usd, spend.held_usd) == ("0.07", "0.10")
         assert (spend.unknown_usd, spend.unbounded_usd) == (2, 0)
+
+
+async def test_little_left_of_a_limit_is_written_once_and_told_to_the_model(lab: Lab) -> None:
+    runtime = await lab.open(lambda request: priced("talk", "0.3"), max_usd="1", max_steps=10)
+    session = await runtime.start()
+    result = await session.send("x")
+    assert isinstance(result, holdfast.BudgetExceeded)
+    (warned,) = await lab.facts(session.id, "budget.warned")
+    assert (warned.limit, warned.used, warned.allowed) == ("max_usd", "0.9", "1")
+    told = ["dollars are spent" in request.messages[-1].text for request in lab.requests]
+    assert told == [False, False, False, True]
