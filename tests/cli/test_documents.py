@@ -154,6 +154,21 @@ def test_payloads_are_exact_in_a_pipe(work):
     assert work.json("payload", "a", "sha256:" + "0" * 64, code=2)["error"]["code"] == "invalid_ref"
 
 
+def test_the_context_is_shown_and_compacted(work):
+    document = work.json("context", "a")
+    check(document, "context")
+    assert document["parts"][0]["role"] == "system"
+    assert document["parts"][1]["text"] == "hi"
+    fork = work.json("fork", "a")["session"]
+    check(work.json("compact", fork, "--strategy", "window"), "compaction")  # too short for one
+    work.json("send", fork, "word " * 1000)
+    compacted = work.json("compact", fork, "--strategy", "window")
+    check(compacted, "compaction")
+    assert compacted["strategy"] == "window"
+    assert compacted["tokens_after"] < compacted["tokens_before"]
+    assert "[continuation]" in work.inside("context", fork).stdout
+
+
 def test_vars_come_from_the_checkpoint(work):
     document = work.json("vars", "a")
     check(document, "vars")

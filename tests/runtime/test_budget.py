@@ -164,7 +164,7 @@ async def test_the_token_limit_ends_the_turn(lab: Lab) -> None:
 
 async def test_the_context_limit_warns_and_then_ends_the_turn(lab: Lab) -> None:
     reply = cell("print('x' * 4000)")
-    runtime = await lab.open(replies(*[reply] * 20), context_tokens=4000)
+    runtime = await lab.open(replies(*[reply] * 20), context_tokens=4000, compaction="")
     session = await runtime.start()
     result = await session.send("x")
     assert isinstance(result, holdfast.BudgetExceeded)

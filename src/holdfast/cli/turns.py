@@ -57,8 +57,9 @@ HELP = {
     "call_timeout_seconds": "Seconds for one model call, with its retries.",
     "turn_seconds": "Seconds of driving time for one turn.",
     "context_tokens": "Size of the model's context window in tokens.",
-    "context_soft_percent": "Percentage of the window above which the transcript is long.",
+    "context_soft_percent": "Percentage of the window above which a new turn compacts first.",
     "context_hard_percent": "Percentage of the window above which no model call is made.",
+    "compaction": "How a long transcript is shortened: evict, summary, window, in order.",
     "max_output_tokens": "Tokens of one reply.",
     "max_usd": "Dollars that the session may spend, as in 2.50.",
     "max_tokens": "Tokens that the session may use.",
@@ -71,6 +72,7 @@ NO_VALUE = {
     "leaf_model": "the model",
     "model_options": "none",
     "work_area": "the current folder",
+    "compaction": "none; a full window ends the turn",
     "instructions": "none",
     "max_output_tokens": "what the model allows",
 }
@@ -260,6 +262,7 @@ def _from_file(value: Any) -> Any:
 
 
 def existing(call: Call, given: str) -> Callable[[Runtime], Awaitable[str]]:
+    """Return what finds a session of a store that is there."""
     url, _ = store_url(call.store)
     kind, _, place = url.partition(":")
     if kind != "memory" and not Path(place).exists():

@@ -17,7 +17,7 @@ from holdfast.core.messages import Message
 
 logger = logging.getLogger("holdfast.models")
 
-Purpose: TypeAlias = Literal["step", "leaf"]
+Purpose: TypeAlias = Literal["step", "leaf", "summary"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +33,9 @@ class ToolSpec:
 class ModelRequest:
     """One question to a model.
 
-    `ordinal` is the number of steps (for a leaf: of leaf calls) that the session's log held when
-    this one was issued, so the first is 0 and a resumed session asks with the same number again.
+    `ordinal` is the number of steps (for a leaf: of leaf calls, for a summary: of compactions) that
+    the session's log held when this one was issued, so the first is 0 and a resumed session asks
+    with the same number again.
     `first_user_text` is the text of the session's first user message, for a leaf as for a step.
     `retry` says how often a failure is tried again before the deadline, as the setting does, where
     the model itself was not given a policy; `max_charged_attempts` is how many attempts may be made

@@ -34,14 +34,20 @@ class ScriptLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     reply: str | None = None
     match: str | None = None
     leaf: bool = False
+    summary: bool = False
     error: str | None = None
     delay_ms: int = 0
     usage: dict[str, int] | None = None
     cost_usd: Decimal | None = None
 
+    @property
+    def purpose(self) -> str:
+        """Return the kind of call that this line answers."""
+        return "leaf" if self.leaf else "summary" if self.summary else "step"
+
     def fits(self, request: ModelRequest) -> bool:
         """Say whether this line is meant for the request: the right kind, and matched if asked."""
-        if self.leaf != (request.purpose == "leaf"):
+        if self.purpose != request.purpose:
             return False
         text = request.prompt if self.leaf else request.first_user_text
         return self.match is None or re.search(self.match, text) is not None
@@ -76,14 +82,15 @@ class Script:
         """Return the line that serves the request.
 
         That is number `ordinal` of the lines that fit. Leaf calls with different prompts share one
-        ordinal, so past the end the last leaf line that asked for a match keeps answering.
+        ordinal, so past the end the last leaf line that asked for a match keeps answering; so does
+        the last summary.
         """
         fitting = [line for line in self.lines if line.fits(request)]
         if request.ordinal < len(fitting):
             return fitting[request.ordinal]
-        if request.purpose == "leaf":
+        if request.purpose != "step":
             for line in reversed(fitting):
-                if line.match is not None:
+                if line.match is not None or line.summary:
                     return line
         raise ScriptExhausted(
             f"script {self.path!r} has {len(fitting)} {request.purpose} line(s) for this request "

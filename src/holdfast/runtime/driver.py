@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -28,6 +29,7 @@ from holdfast.core.state import State, lost_leaves
 from holdfast.runtime import blueprint as blueprints
 from holdfast.runtime import budget, inbox, inputs, results, settle
 from holdfast.runtime.blueprint import Blueprint
+from holdfast.runtime.compaction import Compaction
 from holdfast.runtime.engine import Engine
 from holdfast.runtime.harness import Harness
 from holdfast.runtime.harness.code import CodeHarness
@@ -37,7 +39,12 @@ from holdfast.runtime.journal import Journal, namespace
 from holdfast.runtime.results import Stopped, Suspended, TurnResult
 from holdfast.runtime.shelter import ended
 from holdfast.runtime.tools import Toolset
-from holdfast.runtime.transcript import Transcript, load_transcript, message_slots
+from holdfast.runtime.transcript import (
+    Transcript,
+    estimate_tokens,
+    load_transcript,
+    message_slots,
+)
 from holdfast.runtime.turn import TurnLoop
 from holdfast.stores.port import InboxDraft, InboxItem, Lease
 
@@ -167,6 +174,13 @@ class Driver:
         """Turn what moves calls into facts; needs no agent."""
         await inbox.admit(self.journal)
 
+    async def compact(self, strategies: Sequence[str]) -> Compaction | None:
+        """Shorten the transcript now; None where nothing would be gained."""
+        if results.ended(self.state) is not None:
+            return None
+        loop = await self._loop()
+        return await loop.compactor.on_demand(strategies)
+
     async def settle_stop(self) -> TurnResult | None:
         """End the session if someone asked for it; None if nobody did."""
         left = await inbox.admit(self.journal)
@@ -205,6 +219,7 @@ class Driver:
         excess = budget.before_turn(loop.blueprint.settings, self.state)
         if excess is not None:
             return await settle.refused(self.journal, excess, work.admission, work.keys)
+        await loop.compactor.between_turns(estimate_tokens(work.message.text))
         for attempt in (1, 2):
             try:
                 await self._open_turn(loop, work)
@@ -250,6 +265,7 @@ class Driver:
             turn = state.next("turn")
             kept = [] if bound is None else [VarsCheckpointed(vars=bound, turn=turn)]
             return [
+                *settle.compaction_lost(state),
                 *work.admission,
                 TurnStarted(turn=turn, inputs=slots),
                 MessageAppended(
@@ -283,6 +299,7 @@ class Driver:
                     turn=turn.turn, owner=self.lease.owner, forced=force, found=turn.phase
                 ),
                 *settle.step_lost(state, why),
+                *settle.compaction_lost(state),
                 *lost_leaves(state),
             ]
         )

@@ -34,6 +34,7 @@ from holdfast.runtime import answers, results
 from holdfast.runtime import blueprint as blueprints
 from holdfast.runtime.agent import Agent, by_name
 from holdfast.runtime.claims import Claims
+from holdfast.runtime.compaction import Compaction
 from holdfast.runtime.driver import Warm, Work
 from holdfast.runtime.engine import Engine
 from holdfast.runtime.forks import fork_session
@@ -236,6 +237,17 @@ class Runtime(Reads):
         """Go on with an interrupted turn and with queued messages; None if nothing was open."""
         async with self._claims.driving(_id(session), takeover=takeover) as driver:
             return await driver.resume(force=force)
+
+    async def compact(
+        self, session: str | Session, *strategies: str, takeover: bool = False
+    ) -> Compaction | None:
+        """Shorten a session's transcript now; None where nothing would be gained.
+
+        `strategies` (`evict`, `summary`, `window`) are tried in order, by default those of the
+        session's settings. The log keeps everything.
+        """
+        async with self._claims.driving(_id(session), takeover=takeover) as driver:
+            return await driver.compact(strategies)
 
     async def stop(self, session: str | Session) -> TurnResult | None:
         """Ask a session to end. Settles here if nobody drives it, else its driver does."""

@@ -27,6 +27,7 @@ from holdfast.stores.choose import STORE_VARIABLE
 
 CONFIG_FILE = "config.toml"
 PREFIX = "HOLDFAST_"
+COMPACTIONS = ("evict", "summary", "window")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +51,7 @@ class Settings:
     context_tokens: int = 200_000
     context_soft_percent: int = 80
     context_hard_percent: int = 95
+    compaction: str = "evict,summary,window"  # strategies in order; empty: a full context ends
     max_output_tokens: int = 0
     max_usd: str = ""
     max_tokens: int = 0
@@ -69,6 +71,7 @@ class Settings:
                 raise InvalidSettings(
                     f"{name} is {getattr(self, name)!r}; use one of {', '.join(choices)}"
                 )
+        self._check_strategies()
         self.options()
         declared_prices(self.prices)
         RetryPolicy.from_setting(self.retry)
@@ -83,6 +86,19 @@ class Settings:
                 raise InvalidSettings(f"max_usd is {self.max_usd!r}, not an amount") from None
             if not amount.is_finite() or amount < 0:
                 raise InvalidSettings(f"max_usd is {self.max_usd!r}; use an amount like 2.50")
+
+    def _check_strategies(self) -> None:
+        for name in self.strategies:
+            if name not in COMPACTIONS:
+                raise InvalidSettings(
+                    f"compaction is {self.compaction!r}; name strategies in order, separated by "
+                    f"commas: {', '.join(COMPACTIONS)}"
+                )
+
+    @property
+    def strategies(self) -> tuple[str, ...]:
+        """Return the compaction strategies, in the order in which they are tried."""
+        return tuple(name.strip() for name in self.compaction.split(",") if name.strip())
 
     def options(self) -> dict[str, Any]:
         """Return the options that are passed on to the model."""

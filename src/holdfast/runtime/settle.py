@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from holdfast.core.facts import (
     BudgetExceeded,
     CallResolved,
+    CompactionFailed,
     EvalAdded,
     Fact,
     Outcome,
@@ -46,7 +47,7 @@ def outcome_of(call: PendingCall) -> Outcome:
 def calls_settled(state: State, calls: Iterable[PendingCall]) -> list[Fact]:
     """Return the outcomes of open calls whose cell or turn is over, and of leaf calls in flight."""
     resolved = [CallResolved(call_id=call.call_id, outcome=outcome_of(call)) for call in calls]
-    return [*resolved, *lost_leaves(state)]
+    return [*resolved, *compaction_lost(state), *lost_leaves(state)]
 
 
 def step_lost(state: State, why: Slot) -> list[Fact]:
@@ -69,6 +70,30 @@ def step_lost(state: State, why: Slot) -> list[Fact]:
             },
             error=why,
         )
+    ]
+
+
+_COMPACTION = "compaction:"
+
+
+def compaction_reservation(first: int, last: int) -> str:
+    """Return under which key the spend of a summary of a span is set aside."""
+    return f"{_COMPACTION}{first}-{last}"
+
+
+def compaction_lost(state: State) -> list[CompactionFailed]:
+    """Return what settles summaries whose replies are lost, at the ceilings set aside for them."""
+    return [
+        CompactionFailed(
+            error=problem("lost", "the process ended while the summary was being written"),
+            span=[int(part) for part in key.removeprefix(_COMPACTION).split("-")],
+            reservation=key,
+            usage={"input_tokens": 0, "output_tokens": aside.tokens},
+            cost_usd=aside.usd,
+            unknown=True,
+        )
+        for key, aside in state.reserved.items()
+        if key.startswith(_COMPACTION)
     ]
 
 
@@ -96,7 +121,8 @@ def spend_of_turn(state: State, before: Sequence[Fact] = ()) -> Spend:
 
 def spend_if_broken_off(state: State) -> Spend:
     """Return what the open turn has used if what is in flight now brings nothing."""
-    return spend_of_turn(state, [*step_lost(state, problem("lost", "")), *lost_leaves(state)])
+    lost = [*step_lost(state, problem("lost", "")), *compaction_lost(state), *lost_leaves(state)]
+    return spend_of_turn(state, lost)
 
 
 def turn_put(

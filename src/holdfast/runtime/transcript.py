@@ -15,11 +15,12 @@ from holdfast.core import messages
 from holdfast.core.facts import MessageAppended
 from holdfast.core.messages import Message, Text, ToolCall, ToolResult
 from holdfast.core.payloads import Slot, manifest, slot, slot_of_bytes, to_record
+from holdfast.core.records import Record
 from holdfast.core.state import State
 from holdfast.stores.port import SessionStore
-from holdfast.views.messages import kept_messages, read_message
-
-CHARACTERS_PER_TOKEN = 4
+from holdfast.views.messages import CHARACTERS_PER_TOKEN as CHARACTERS_PER_TOKEN
+from holdfast.views.messages import Kept, kept_messages, read_message
+from holdfast.views.messages import estimate_tokens as estimate_tokens
 
 
 def message_slots(message: Message) -> tuple[Slot, list[Slot]]:
@@ -59,10 +60,10 @@ class Transcript:
         self.messages.append(message)
         self.tokens += size_of(message)
 
-
-def estimate_tokens(text: str) -> int:
-    """Return a rough token count; what a provider reports is the truth."""
-    return -(-len(text) // CHARACTERS_PER_TOKEN)
+    def replace(self, other: Transcript) -> None:
+        """Become another transcript of the same session, for everyone who holds this one."""
+        self.messages, self.tokens, self.number = other.messages, other.tokens, other.number
+        self.first_user_text = other.first_user_text
 
 
 def size_of(message: Message) -> int:
@@ -105,4 +106,26 @@ def transcript_manifest(kept: Sequence[tuple[str, Slot]]) -> tuple[Slot, list[Sl
     apart = [(role, structs.replace(item, by_ref=item.erased is None)) for role, item in kept]
     entries = [{"role": role, "content": to_record(item)} for role, item in apart]
     small = [item for _, item in apart if item.data is not None]
+    return manifest({"v": 1, "messages": entries}, "transcript"), small
+
+
+def compacted_content(kept: Sequence[Kept]) -> tuple[Slot, list[Slot]]:
+    """Return the content of a compaction, messages that stand for its span, and its small ones.
+
+    A frame alone is a message as any other; with more beside it, it is a manifest of all.
+    """
+    if len(kept) == 1 and kept[0].part == "frame":
+        return kept[0].content, []
+    entries: list[Record] = []
+    small = []
+    for item in kept:
+        content = structs.replace(item.content, by_ref=item.content.erased is None)
+        if content.data is not None:
+            small.append(content)
+        entry: Record = {"role": item.role, "content": to_record(content), "part": item.part}
+        if item.part != "frame":
+            entry["seq"] = item.seq
+        if item.turn is not None:
+            entry["turn"] = item.turn
+        entries.append(entry)
     return manifest({"v": 1, "messages": entries}, "transcript"), small

@@ -29,6 +29,7 @@ from holdfast.models.port import Delta, Model, ModelReply, ModelRequest
 from holdfast.models.spend import Ceiling, spent
 from holdfast.runtime import budget, results, settle
 from holdfast.runtime.blueprint import Blueprint
+from holdfast.runtime.compaction import Compactor
 from holdfast.runtime.harness import Acted, Harness
 from holdfast.runtime.harness.tools import paired
 from holdfast.runtime.journal import Journal
@@ -107,6 +108,11 @@ class TurnLoop:
         )
         return [*budget.warned(settings, state, context), step]
 
+    @property
+    def compactor(self) -> Compactor:
+        """Return what shortens the transcript."""
+        return Compactor(self.journal, self.blueprint, self.transcript, self.model, self._lineage())
+
     def _context(self) -> int:
         """Return about how many tokens the next call sends."""
         return self.transcript.tokens + estimate_tokens(self.blueprint.prompt)
@@ -114,7 +120,15 @@ class TurnLoop:
     async def _start_step(self) -> TurnResult | None:
         turn, context = self.state.turn, self._context()
         assert turn is not None
-        excess = budget.before_step(self.blueprint.settings, self.state, context)
+        settings = self.blueprint.settings
+        excess = budget.before_step(settings, self.state, context)
+        if (
+            excess is not None
+            and excess.limit == "context_tokens"
+            and await self._within_time(self.compactor.inside_turn()) is not None
+        ):
+            context = self._context()
+            excess = budget.before_step(settings, self.state, context)
         if excess is not None:
             return await settle.ended(
                 self.journal, "budget_exceeded", "budget_exceeded", excess.message, limit=excess

@@ -15,6 +15,7 @@ from holdfast.core.facts import Usage
 from holdfast.core.ids import friendly_name
 from holdfast.core.payloads import Slot, to_record
 from holdfast.stores.port import GcReport, ImportOutcome, SessionInfo, VerifyReport
+from holdfast.views.context import ContextView
 from holdfast.views.costs import CostView
 from holdfast.views.divergence import Divergence, Side
 from holdfast.views.families import Family, Relation, TreeNode
@@ -297,6 +298,29 @@ def variables_document(view: VariablesView) -> Document:
                 "kept": item.kept,
             }
             for item in view.variables
+        ],
+    }
+
+
+def context_document(view: ContextView) -> Document:
+    """Return what the model would be sent now, and what it would not."""
+    return {
+        "session": view.session,
+        "tokens": view.tokens,
+        "window": view.window,
+        "boundary": view.boundary,
+        "parts": [
+            {
+                "seq": item.seq,
+                "role": item.role,
+                "part": item.part,
+                "turn": item.turn,
+                "included": item.included,
+                "why": item.why,
+                "tokens": item.tokens,
+                "text": item.text,
+            }
+            for item in view.parts
         ],
     }
 

@@ -17,6 +17,7 @@ from holdfast.core.facts import Fact
 from holdfast.core.payloads import Slot
 from holdfast.stores.port import SessionStore
 from holdfast.views.calls import CallView, call_view, pending_calls, read_later
+from holdfast.views.context import ContextView, read_context
 from holdfast.views.lineage import EdgeView, HeadView, edge_view, head_view
 from holdfast.views.messages import MessageView, read_message
 from holdfast.views.transcript import TurnTranscript, transcript
@@ -66,6 +67,10 @@ class Reads:
             )
             for item in entries
         ]
+
+    async def context(self, session_id: str) -> ContextView:
+        """Return what the model would be sent now, and why each part is in or out."""
+        return await read_context(self._store, session_id)
 
     async def turns(self, session_id: str, *, after: int = 0, limit: int = 100) -> list[TurnView]:
         """Return turns that began after a position of the log."""
