@@ -20,7 +20,8 @@ from holdfast.core.heads import EdgeDraft, HeadDraft
 from holdfast.core.messages import user
 from holdfast.core.state import State
 from holdfast.models.asking import ask, attempts_of, ceiling_of
-from holdfast.models.port import Model, ModelReply, ModelRequest
+from holdfast.models.port import Attempt, Model, ModelReply, ModelRequest
+from holdfast.models.spend import Ceiling, spent
 from holdfast.runtime import budget, settle, strategies
 from holdfast.runtime.blueprint import Blueprint
 from holdfast.runtime.journal import Journal
@@ -177,10 +178,10 @@ class Compactor:
                 if isinstance(answer, CompactionFailed):
                     failed = (*failed, answer)
                     continue
-                key, reply = answer
+                key, reply, held = answer
                 notes = strategies.clipped(reply.message.text.strip(), self._summary_tokens() * 8)
                 frame = await self._frame(SUMMARY, parted, notes, last)
-                return _Rewritten(SUMMARY, (frame, *asked), last, failed, reply, key)
+                return _Rewritten(SUMMARY, (frame, *asked), last, (*failed, *held), reply, key)
             elif name == WINDOW:
                 notes = strategies.earlier_notes(parted.head)
                 frame = await self._frame(WINDOW, parted, notes, last)
@@ -240,7 +241,9 @@ class Compactor:
         window = self.blueprint.settings.context_tokens
         return min(SUMMARY_TOKENS, window // 8) if window else SUMMARY_TOKENS
 
-    async def _summary(self, parted: Cut, last: int) -> tuple[str, ModelReply] | CompactionFailed:
+    async def _summary(
+        self, parted: Cut, last: int
+    ) -> tuple[str, ModelReply, tuple[Fact, ...]] | CompactionFailed:
         """Ask the model for notes on a head, with what it may cost reserved before."""
         settings = self.blueprint.settings
         key = settle.compaction_reservation(1, last)
@@ -249,27 +252,17 @@ class Compactor:
         text = strategies.rendered(parted.head, room * 3 // 4 - most)
         prompt = strategies.SUMMARY_PROMPT
         sent = estimate_tokens(text) + estimate_tokens(prompt)
-        ceiling = ceiling_of(self.model, sent, most)
-
-        def failed(code: str, message: str, spent: budget.Spent | None) -> CompactionFailed:
-            return CompactionFailed(
-                error=settle.problem(code, message),
-                span=[1, last],
-                reservation=None if spent is None else key,
-                model=self.model.name,
-                usage=None if spent is None else spent.usage,
-                cost_usd=None if spent is None else spent.usd,
-                unknown=spent is not None and spent.unknown,
-            )
+        ceiling = Ceiling(ceiling_of(self.model, sent, most), sent, most)
+        tried = CompactionFailed(span=[1, last], model=self.model.name)
 
         def reserve(state: State) -> list[Fact]:
             lost = settle.compaction_lost(state)
-            return [*lost, budget.reserve(settings, state, key, ceiling, sent + most)]
+            return [*lost, budget.reserve(settings, state, key, ceiling.usd, sent + most)]
 
         try:
             await self.journal.append(reserve)
         except budget.Exceeded as error:
-            return failed("budget_exceeded", str(error), None)
+            return replace(tried, error=settle.problem("budget_exceeded", str(error)))
         request = ModelRequest(
             messages=(user(text),),
             system=prompt,
@@ -280,19 +273,19 @@ class Compactor:
             settings=settings.options(),
             max_output_tokens=most,
             deadline_seconds=settings.call_timeout_seconds,
+            retry=settings.retry,
+            max_charged_attempts=budget.charged_attempts(settings, self._state, ceiling),
         )
         try:
             reply = await ask(self.model, request)
         except ModelError as error:
             logger.warning("session %s: no summary: %s", self.journal.session, error.code)
-            attempts = max(1, len(attempts_of(error)))
-            spent = budget.on_failure(error.code, ceiling, sent, most, attempts)
-            return failed(error.code, str(error), spent)
+            return _failed(tried, key, error.code, str(error), attempts_of(error), ceiling)
         if not reply.message.text.strip():
-            usage = reply.usage.to_record()
-            spent = budget.Spent(reply.cost_usd, usage, unknown=False)
-            return failed("malformed_reply", "the model replied with an empty summary", spent)
-        return key, reply
+            text = "the model replied with an empty summary"
+            return _failed(tried, key, "malformed_reply", text, reply.attempts, ceiling, reply)
+        held = budget.retried(key, spent(reply.attempts, ceiling, reply))
+        return key, reply, tuple(held)
 
     async def _tried(self) -> int:
         types = [SessionCompacted.TYPE, CompactionFailed.TYPE]
@@ -341,6 +334,29 @@ class Compactor:
             tokens_after=self.transcript.tokens,
             head=self._state.head,
         )
+
+
+def _failed(
+    tried: CompactionFailed,
+    key: str,
+    code: str,
+    message: str,
+    attempts: Sequence[Attempt],
+    ceiling: Ceiling,
+    reply: ModelReply | None = None,
+) -> CompactionFailed:
+    """Return what the log says of a summary that did not come about, and what it cost."""
+    counted = spent(attempts, ceiling, reply)
+    known = reply is not None and not counted.unknown
+    cost_usd, usage, unknown = (counted.usd, counted.usage, False) if known else counted.of_failure
+    return replace(
+        tried,
+        error=settle.problem(code, message),
+        reservation=key,
+        usage=usage,
+        cost_usd=cost_usd,
+        unknown=unknown,
+    )
 
 
 def _settled(made: _Rewritten) -> set[str]:

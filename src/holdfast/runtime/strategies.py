@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from holdfast.core.messages import Message, Part, Text, ToolResult, user
-from holdfast.runtime.transcript import CHARACTERS_PER_TOKEN, estimate_tokens, message_slots
+from holdfast.runtime.transcript import CHARACTERS_PER_TOKEN, message_slots, size_of
 from holdfast.views.messages import Kept
 from holdfast.views.variables import VariableView
 
@@ -50,7 +50,7 @@ class Entry:
     @property
     def tokens(self) -> int:
         """Return about how many tokens it takes."""
-        return estimate_tokens(_all_text(self.message))
+        return size_of(self.message)
 
 
 @dataclass(frozen=True, slots=True)
