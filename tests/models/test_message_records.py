@@ -104,7 +104,7 @@ def test_the_record_form_is_fixed():
 
 def test_the_text_of_a_message_is_its_text_parts_alone():
     message = assistant(Reasoning("secret"), "a", ToolCall("1", "f", "{}"), "b")
-    assert message.text == "ab"
+    assert message.text == "a\nb"
     assert [call.name for call in message.tool_calls] == ["f"]
 
 

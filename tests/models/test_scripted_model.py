@@ -142,7 +142,7 @@ async def test_a_reply_slower_than_the_deadline_is_cut_off(script):
     [
         ("{", "not a script line"),
         ('"text"', "not a script line"),
-        ({"match": "x"}, "needs a 'reply' or an 'error'"),
+        ({"match": "x"}, "needs a 'reply', 'tool_calls' or an 'error'"),
         ({"reply": 1}, "not a script line"),
         ({"reply": "x", "mach": "typo"}, "mach"),
         ({"reply": "x", "match": "("}, "regular expression"),

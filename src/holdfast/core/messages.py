@@ -10,6 +10,7 @@ so that it can be sent back and never has to be interpreted.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias, get_args
@@ -17,16 +18,21 @@ from typing import Any, TypeAlias, get_args
 from holdfast.core.errors import InvalidInput, InvalidRecord
 from holdfast.core.facts import Outcome, Role
 from holdfast.core.records import Record, digest_id
+from holdfast.core.values import is_too_deep
 
 
 @dataclass(frozen=True, slots=True)
 class ProviderNote:
-    """What a provider wants back unchanged; `details` is JSON text, never parsed by us."""
+    """What a provider wants back unchanged; `details` is JSON text, never parsed by us.
+
+    `model` is the name of the model that wrote the part: it goes back to no other.
+    """
 
     provider: str
     id: str | None = None
     signature: str | None = None
     details: str | None = None
+    model: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +80,22 @@ class ToolCall:
     arguments: str
     note: ProviderNote | None = None
 
+    def parsed(self) -> dict[str, Any]:
+        """Return the arguments; raise InvalidInput where their text is not a JSON object."""
+        try:
+            if is_too_deep(self.arguments.encode()):
+                raise ValueError("it is nested too deeply")
+            found = json.loads(self.arguments.strip() or "{}", parse_constant=_refuse_constant)
+        except ValueError as error:
+            raise InvalidInput(
+                f"the arguments of {self.name!r} are not valid JSON: {error}; pass a JSON object"
+            ) from error
+        if not isinstance(found, dict):
+            raise InvalidInput(
+                f"the arguments of {self.name!r} are a {type(found).__name__}; pass a JSON object"
+            )
+        return found
+
 
 @dataclass(frozen=True, slots=True)
 class ToolResult:
@@ -83,6 +105,10 @@ class ToolResult:
     name: str
     content: tuple[Text | Image | File, ...]
     outcome: Outcome = "ok"
+
+
+def _refuse_constant(word: str) -> Any:
+    raise ValueError(f"{word} is not a JSON value")
 
 
 Part: TypeAlias = Text | Reasoning | Image | File | ToolCall | ToolResult
@@ -121,8 +147,8 @@ class Message:
 
     @property
     def text(self) -> str:
-        """Return the text parts joined, without reasoning and tool parts."""
-        return "".join(part.text for part in self.parts if isinstance(part, Text))
+        """Return the text parts, each on lines of its own, without reasoning and tool parts."""
+        return "\n".join(part.text for part in self.parts if isinstance(part, Text))
 
     @property
     def tool_calls(self) -> tuple[ToolCall, ...]:
@@ -250,6 +276,7 @@ def _note_to_record(note: ProviderNote | None) -> Record:
         "id": note.id,
         "signature": note.signature,
         "details": note.details,
+        "model": note.model,
     }
     return {"note": {name: value for name, value in fields.items() if value is not None}}
 
@@ -263,6 +290,7 @@ def _note_from_record(record: Mapping[str, Any]) -> ProviderNote | None:
         _optional(note, "id"),
         _optional(note, "signature"),
         _optional(note, "details"),
+        _optional(note, "model"),
     )
 
 

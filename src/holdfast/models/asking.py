@@ -16,7 +16,7 @@ from typing import Any
 
 from holdfast.core.errors import ModelError
 from holdfast.core.events import now
-from holdfast.core.messages import Message, Reasoning, Text
+from holdfast.core.messages import Message, Reasoning, Text, ToolCall
 from holdfast.core.values import is_text
 from holdfast.models.errors import MalformedReply, ModelTimeout
 from holdfast.models.port import Attempt, Model, ModelReply, ModelRequest, OnDelta, Usage
@@ -114,9 +114,8 @@ def _wrong(reply: ModelReply) -> str | None:
     message: Any = reply.message
     if not isinstance(message, Message) or message.role != "assistant":
         return f"message is {message!r}, not a Message of role 'assistant'"
-    for part in message.parts:
-        if isinstance(part, Text | Reasoning) and not isinstance(part.text, str):
-            return f"message has the part {part!r}, whose text is not a string"
+    if (part := _wrong_part(message)) is not None:
+        return part
     if not is_text(reply.model):
         return f"model is {reply.model!a}, not a name"
     if not isinstance(reply.usage, Usage):
@@ -133,6 +132,18 @@ def _wrong(reply: ModelReply) -> str | None:
         if text is not None and not is_text(text):
             return f"{name} is {text!a}, not text"
     return None
+
+
+def _wrong_part(message: Message) -> str | None:
+    for part in message.parts:
+        if isinstance(part, Text | Reasoning) and not isinstance(part.text, str):
+            return f"message has the part {part!r}, whose text is not a string"
+        if isinstance(part, ToolCall):
+            texts: list[Any] = [part.call_id, part.name, part.arguments]
+            if not all(map(is_text, texts)):
+                return f"message has the part {part!a}, whose id, name or arguments are not text"
+    ids = [call.call_id for call in message.tool_calls]
+    return f"message has two tool calls with one id: {ids!a}" if len(set(ids)) < len(ids) else None
 
 
 def _are_attempts(attempts: Any) -> bool:

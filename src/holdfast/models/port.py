@@ -39,7 +39,9 @@ class ModelRequest:
     `first_user_text` is the text of the session's first user message, for a leaf as for a step.
     `retry` says how often a failure is tried again before the deadline, as the setting does, where
     the model itself was not given a policy; `max_charged_attempts` is how many attempts may be made
-    that the provider may charge for.
+    that the provider may charge for. `tool_choice` is `auto`, `required` (call one), `none`, or the
+    name of the tool to call. With `output_schema`, a JSON Schema of an object, the reply's text is
+    JSON of that form as far as the provider sees to it; whoever asks validates it.
     """
 
     messages: tuple[Message, ...]
@@ -55,6 +57,8 @@ class ModelRequest:
     retry: str = "deadline"
     max_charged_attempts: int | None = None
     tools: tuple[ToolSpec, ...] = ()
+    tool_choice: str = "auto"
+    output_schema: Mapping[str, Any] | None = None
 
     @property
     def prompt(self) -> str:
@@ -143,11 +147,14 @@ class ModelReply:
 class Delta:
     """A piece of a reply that is still being written; shown, never stored.
 
-    `restart` means that the attempt was given up: what was shown so far is void.
+    `restart` means that the attempt was given up: what was shown so far is void. Deltas of a tool
+    call are pieces of its arguments; several calls may be written at once, told apart by `call_id`.
     """
 
     kind: Literal["text", "reasoning", "tool_call", "restart"]
     text: str = ""
+    call_id: str | None = None
+    name: str | None = None
 
 
 OnDelta: TypeAlias = Callable[[Delta], None]

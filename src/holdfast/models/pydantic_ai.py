@@ -15,26 +15,17 @@ from importlib.metadata import version
 from typing import Any, cast
 
 from pydantic_ai import direct
-from pydantic_ai.messages import (
-    InstructionPart,
-    ModelMessage,
-    ModelResponse,
-    PartDeltaEvent,
-    PartStartEvent,
-    TextPart,
-    TextPartDelta,
-    ThinkingPart,
-    ThinkingPartDelta,
-    ToolCallPartDelta,
-)
+from pydantic_ai.messages import InstructionPart, ModelMessage, ModelResponse
 from pydantic_ai.models import Model as ProviderModel
 from pydantic_ai.models import ModelRequestParameters
+from pydantic_ai.output import OutputObjectDefinition
 from pydantic_ai.settings import ModelSettings
 from pydantic_ai.tools import ToolDefinition
 from pydantic_ai.usage import RequestUsage
 
 from holdfast.models.errors import BadRequest, ConnectionDropped, ContentRefused, ProviderError
 from holdfast.models.port import Delta, ModelReply, ModelRequest, OnDelta, Usage, show
+from holdfast.models.pydantic_ai_deltas import Deltas
 from holdfast.models.pydantic_ai_errors import our_error
 from holdfast.models.pydantic_ai_messages import from_provider, to_provider, well_formed
 from holdfast.models.retry import RetryPolicy, elapsed_ms, with_retries
@@ -58,6 +49,7 @@ class PydanticAiModel:
     ) -> None:
         self._model = model
         self._name = name
+        self._writer = name.partition("@http")[0]  # the same model at another address is the same
         self._retry = retry
         self._secrets = secrets
 
@@ -80,9 +72,9 @@ class PydanticAiModel:
         self, request: ModelRequest, *, on_delta: OnDelta | None = None
     ) -> ModelReply:
         """Return the provider's reply, streamed to `on_delta` on the way if that is given."""
-        messages = to_provider(request.messages)
+        messages = to_provider(request.messages, self._writer)
         settings = self._settings(request)
-        parameters = _parameters(request)
+        parameters = self._parameters(request)
         clock = asyncio.get_running_loop().time
         deadline = clock() + request.deadline_seconds
 
@@ -104,15 +96,18 @@ class PydanticAiModel:
             on_retry=lambda: show(on_delta, Delta("restart")),
         )
         cost_usd = _cost_usd(response)
+        message = from_provider(response, self._writer)
+        # One of the formats says nothing else of a reply that stopped to call tools.
+        stopped = response.finish_reason == "stop" and message.tool_calls
         return ModelReply(
-            message=from_provider(response),
+            message=message,
             model=response.model_name or self._model.model_name,
             usage=_usage(response.usage),
             cost_usd=cost_usd,
             price_table=None if cost_usd is None else _PRICE_TABLE,
             latency_ms=elapsed_ms(attempts),
             attempts=attempts,
-            finish_reason=response.finish_reason,
+            finish_reason="tool_call" if stopped else response.finish_reason,
             response_id=response.provider_response_id,
         )
 
@@ -145,13 +140,15 @@ class PydanticAiModel:
                 model_settings=settings,
                 model_request_parameters=parameters,
             ) as stream:
+                deltas = Deltas()
                 async for event in stream:
-                    if delta := _delta(event):
+                    if delta := deltas.of(event):
                         show(on_delta, delta)
             response = stream.get()
             if not self._ended(response):
                 raise ConnectionDropped(f"the reply of {self._name!r} broke off before its end")
-        if response.finish_reason == "content_filter" and not from_provider(response).text:
+        filtered = response.finish_reason == "content_filter"
+        if filtered and not from_provider(response, self._writer).text:
             raise ContentRefused(f"{self._name!r} refused to answer: its content filter stepped in")
         return response
 
@@ -163,6 +160,27 @@ class PydanticAiModel:
         made_up = "finish_reason" not in (response.provider_details or {})
         refused = response.finish_reason == "content_filter"
         return refused or not (made_up and self._model.system == "openai")
+
+    def _parameters(self, request: ModelRequest) -> ModelRequestParameters:
+        tools = [
+            ToolDefinition(
+                name=tool.name,
+                description=tool.description,
+                parameters_json_schema=dict(tool.parameters),
+            )
+            for tool in request.tools
+        ]
+        system = [InstructionPart(well_formed(request.system))] if request.system else []
+        if request.output_schema is None:
+            return ModelRequestParameters(function_tools=tools, instruction_parts=system)
+        # Where the provider cannot be held to a schema, it is told of it.
+        native = self._model.profile.get("supports_json_schema_output", False)
+        return ModelRequestParameters(
+            function_tools=tools,
+            instruction_parts=system,
+            output_mode="native" if native else "prompted",
+            output_object=OutputObjectDefinition(dict(request.output_schema), name="output"),
+        )
 
     def _settings(self, request: ModelRequest) -> ModelSettings:
         system = self._model.system
@@ -183,43 +201,25 @@ class PydanticAiModel:
         settings |= request.settings
         if request.max_output_tokens is not None:
             settings["max_tokens"] = request.max_output_tokens
+        if request.tools and request.tool_choice != "auto":
+            settings["tool_choice"] = _tool_choice(request)
         settings["max_retries"] = 0
         return cast(ModelSettings, settings)
 
 
-def _parameters(request: ModelRequest) -> ModelRequestParameters:
-    return ModelRequestParameters(
-        function_tools=[
-            ToolDefinition(
-                name=tool.name,
-                description=tool.description,
-                parameters_json_schema=dict(tool.parameters),
-            )
-            for tool in request.tools
-        ],
-        instruction_parts=[InstructionPart(well_formed(request.system))] if request.system else [],
-    )
+def _tool_choice(request: ModelRequest) -> str | list[str]:
+    choice = request.tool_choice
+    if choice in ("required", "none"):
+        return choice
+    if choice not in {tool.name for tool in request.tools}:
+        raise BadRequest(f"tool_choice is {choice!r}; use auto, required, none or a tool's name")
+    return [choice]
 
 
 def _cache_key(cache_id: str) -> str:
     if len(cache_id) <= _CACHE_KEY_LIMIT:
         return cache_id
     return hashlib.sha256(cache_id.encode()).hexdigest()
-
-
-def _delta(event: object) -> Delta | None:
-    match event:
-        case PartStartEvent(part=TextPart(content=text)) if text:
-            return Delta("text", text)
-        case PartStartEvent(part=ThinkingPart(content=text)) if text:
-            return Delta("reasoning", text)
-        case PartDeltaEvent(delta=TextPartDelta(content_delta=text)) if text:
-            return Delta("text", text)
-        case PartDeltaEvent(delta=ThinkingPartDelta(content_delta=str(text))) if text:
-            return Delta("reasoning", text)
-        case PartDeltaEvent(delta=ToolCallPartDelta(args_delta=str(text))) if text:
-            return Delta("tool_call", text)
-    return None
 
 
 def _usage(usage: RequestUsage) -> Usage:

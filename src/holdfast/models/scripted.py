@@ -10,16 +10,17 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import json
 import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import msgspec
 
-from holdfast.core.messages import Message, assistant
+from holdfast.core.messages import Message, Text, ToolCall, assistant
 from holdfast.models.errors import KINDS, InvalidScript, ProviderError, ScriptExhausted
 from holdfast.models.port import Delta, ModelReply, ModelRequest, OnDelta, Usage, show
 from holdfast.models.retry import ONCE, RetryPolicy, elapsed_ms, with_retries
@@ -28,10 +29,26 @@ Answer: TypeAlias = str | Message | ModelReply
 Responder: TypeAlias = Callable[[ModelRequest], Answer | Awaitable[Answer]]
 
 
+class ScriptCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One tool call of a line; arguments that are text are passed on as they are, valid or not."""
+
+    name: str
+    arguments: dict[str, Any] | str = {}
+    id: str | None = None
+
+    def part(self, default_id: str) -> ToolCall:
+        """Return the part of the reply."""
+        text = self.arguments
+        if not isinstance(text, str):
+            text = json.dumps(text, ensure_ascii=False, separators=(",", ":"))
+        return ToolCall(self.id or default_id, self.name, text)
+
+
 class ScriptLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One line of a script file."""
 
     reply: str | None = None
+    tool_calls: list[ScriptCall] = []
     match: str | None = None
     leaf: bool = False
     summary: bool = False
@@ -107,7 +124,12 @@ class Script:
         if line.error is not None:
             error = KINDS.get(line.error)
             raise error() if error else ProviderError(line.error)
-        message = assistant(line.reply or "")
+        calls = [
+            call.part(f"call-{request.ordinal}-{number}")
+            for number, call in enumerate(line.tool_calls, start=1)
+        ]
+        text = [] if line.reply is None else [Text(line.reply)]
+        message = Message("assistant", (*text, *calls))
         usage = _usage(request, message) if line.usage is None else Usage.from_record(line.usage)
         cost_usd = format(line.cost_usd or Decimal(0), "f")
         return ModelReply(message, f"script:{self.path}", usage=usage, cost_usd=cost_usd)
@@ -172,15 +194,20 @@ class ScriptedModel:
             answer = assistant(answer)
         if isinstance(answer, Message):
             answer = ModelReply(answer, self._name, usage=_usage(request, answer), cost_usd="0")
-        show(on_delta, Delta("text", answer.message.text))
+        if isinstance(answer.message, Message):  # else whoever asked says what is wrong with it
+            if text := answer.message.text:
+                show(on_delta, Delta("text", text))
+            for call in answer.message.tool_calls:
+                show(on_delta, Delta("tool_call", call.arguments, call.call_id, call.name))
         return answer
 
 
 def _usage(request: ModelRequest, reply: Message) -> Usage:
     asked = len(request.system) + sum(len(message.text) for message in request.messages)
+    written = len(reply.text) + sum(len(call.arguments) for call in reply.tool_calls)
     return Usage(
         input_tokens=-(-asked // 4),
-        output_tokens=-(-len(reply.text) // 4),
+        output_tokens=-(-written // 4),
         cached_tokens=0,
         cache_write_tokens=0,
         reasoning_tokens=0,
@@ -198,8 +225,8 @@ def _parse(text: str, place: str) -> ScriptLine:
 
 
 def _problem(line: ScriptLine) -> str | None:
-    if line.reply is None and line.error is None:
-        return "a line needs a 'reply' or an 'error'"
+    if line.reply is None and line.error is None and not line.tool_calls:
+        return "a line needs a 'reply', 'tool_calls' or an 'error'"
     if line.delay_ms < 0:
         return "'delay_ms' must not be negative"
     if line.cost_usd is not None and not (line.cost_usd.is_finite() and line.cost_usd >= 0):
