@@ -17,6 +17,7 @@ from holdfast.core.messages import Message, Text, ToolCall, ToolResult
 from holdfast.core.payloads import Slot, manifest, slot, slot_of_bytes, to_record
 from holdfast.core.records import Record
 from holdfast.core.state import State
+from holdfast.runtime import requests
 from holdfast.stores.port import SessionStore
 from holdfast.views.messages import CHARACTERS_PER_TOKEN as CHARACTERS_PER_TOKEN
 from holdfast.views.messages import Kept, kept_messages, read_message
@@ -40,13 +41,14 @@ class Transcript:
 
     `first_user_text` is of this session's own first user message: a fork's is not its source's.
     `number` is that of the last message of the log that it holds: whoever finds another one in the
-    state must load it again.
+    state must load it again. `digest` proves the messages.
     """
 
     messages: list[Message] = field(default_factory=list)
     first_user_text: str = ""
     tokens: int = 0
     number: int = 0
+    digest: str = requests.START
 
     def add(self, message: Message) -> None:
         """Append one message that this session's log has got."""
@@ -58,12 +60,13 @@ class Transcript:
     def keep(self, message: Message) -> None:
         """Append one message, the session's own or inherited."""
         self.messages.append(message)
+        self.digest = requests.chained(self.digest, [message])
         self.tokens += size_of(message)
 
     def replace(self, other: Transcript) -> None:
         """Become another transcript of the same session, for everyone who holds this one."""
         self.messages, self.tokens, self.number = other.messages, other.tokens, other.number
-        self.first_user_text = other.first_user_text
+        self.first_user_text, self.digest = other.first_user_text, other.digest
 
 
 def size_of(message: Message) -> int:

@@ -13,7 +13,7 @@ where the log stands and nothing that is stored is done again.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -33,6 +33,7 @@ from holdfast.runtime.compaction import Compactor
 from holdfast.runtime.harness import Acted, Harness
 from holdfast.runtime.harness.tools import paired
 from holdfast.runtime.journal import Journal
+from holdfast.runtime.requests import chained, request_digest
 from holdfast.runtime.results import TurnResult
 from holdfast.runtime.tools import Toolset, transient_text
 from holdfast.runtime.transcript import Transcript, estimate_tokens, message_slots, size_of
@@ -92,9 +93,11 @@ class TurnLoop:
         context = self._context() + sum(map(size_of, messages))
         if budget.before_step(self.blueprint.settings, state, context) is not None:
             return []
-        return self._started(state, turn, context)
+        return self._started(state, turn, context, messages)
 
-    def _started(self, state: State, turn: int, context: int) -> list[Fact]:
+    def _started(
+        self, state: State, turn: int, context: int, messages: Sequence[Message] = ()
+    ) -> list[Fact]:
         settings = self.blueprint.settings
         ceiling = budget.ceiling(self.model, settings, context)
         step = StepStarted(
@@ -102,6 +105,13 @@ class TurnLoop:
             turn=turn,
             ordinal=state.counters.get("answered", 0),
             model=self.model.name,
+            request=request_digest(
+                chained(self.transcript.digest, messages),
+                system=self.blueprint.prompt,
+                options=settings.options(),
+                max_output_tokens=settings.max_output_tokens,
+                tools=self.harness.tools,
+            ),
             reserved_usd=ceiling.usd,
             reserved_input_tokens=ceiling.input_tokens,
             reserved_output_tokens=ceiling.output_tokens,
