@@ -65,8 +65,11 @@ class Hand:
     async def start(self) -> None:
         for name, tenant in TENANTS.items():
             started = facts.SessionStarted(tenant=tenant)
-            self.states[name] = await self.store.create_session(name, started)
-            self.leases[name] = await self.store.acquire(name)
+            self.states[name] = await self.of(name).create_session(name, started)
+            self.leases[name] = await self.of(name).acquire(name)
+
+    def of(self, name: str) -> SessionStore:
+        return self.store.of(TENANTS[name])
 
     async def do(self, step: tuple[Any, ...]) -> Any:
         """Return what comes of a step, a refusal by its kind."""
@@ -87,31 +90,31 @@ class Hand:
         await self._append(name, self._message(name, item.bare()), adopt_from=source)
 
     async def put(self, name: str, item: Slot) -> None:
-        await self.store.put_payload(name, item)
+        await self.of(name).put_payload(name, item)
 
     async def get(self, name: str, item: Slot) -> int:
-        return len(await self.store.get_payload(name, item.id))
+        return len(await self.of(name).get_payload(name, item.id))
 
     async def erase(self, name: str, item: Slot) -> tuple[int, list[str]]:
-        places = await self.store.erase(name, item.id, "asked")
-        return places, sorted(await self.store.erased(name))
+        places = await self.of(name).erase(name, item.id, "asked")
+        return places, sorted(await self.of(name).erased(name))
 
     async def ask(self, name: str, item: Slot) -> None:
         if item.id != IN_BLOB and name not in self.asked:
             self.asked.add(name)
-            await self.store.put_inbox(name, InboxDraft("key", "message", content=item))
+            await self.of(name).put_inbox(name, InboxDraft("key", "message", content=item))
 
     async def collect(self, dry_run: bool, grace: float) -> list[str]:
         report = await self.store.gc(dry_run=dry_run, grace_seconds=grace)
         return [found for found in report.ids if found != IN_BLOB]
 
     async def prove(self, name: str) -> tuple[Any, ...]:
-        report = await verify(self.store, name)
+        report = await verify(self.of(name), name)
         return report.ok, report.problems, report.events, report.payloads, report.erased
 
     async def delete(self, name: str) -> None:
-        await self.store.release(self.leases[name])
-        await self.store.delete(name)
+        await self.of(name).release(self.leases[name])
+        await self.of(name).delete(name)
 
     def _message(self, name: str, item: Slot) -> facts.MessageAppended:
         number = self.states[name].next("message")
@@ -119,7 +122,7 @@ class Hand:
 
     async def _append(self, name: str, fact: facts.Fact, **options: Any) -> None:
         lease, after = self.leases[name], self.states[name].seq
-        self.states[name] = (await self.store.append(lease, after, [fact], **options)).state
+        self.states[name] = (await self.of(name).append(lease, after, [fact], **options)).state
 
 
 def everything() -> list[tuple[Any, ...]]:

@@ -8,6 +8,7 @@ from holdfast.core.errors import NothingWritten
 from holdfast.core.events import Event
 from holdfast.stores.feed import HINT_ITEMS, Feed
 from holdfast.stores.port import Gap, Hint
+from holdfast.stores.tenancy import Address
 
 WAIT = 10.0
 FIRST = Event("s", 1, "session.started", 1, "2026-01-02T03:04:05.000006Z", {}, "0" * 64)
@@ -22,7 +23,7 @@ async def test_a_cancelled_read_is_made_again() -> None:
             await asyncio.Event().wait()
         return [FIRST] if after == 0 else []
 
-    async with Feed(read).subscribe("s", 0) as live:
+    async with Feed().subscribe(Address("default", "s"), 0, read) as live:
         task = asyncio.ensure_future(anext(live))
         await reading.wait()
         task.cancel()
@@ -33,11 +34,8 @@ async def test_a_cancelled_read_is_made_again() -> None:
 
 
 async def test_hints_that_were_dropped_leave_one_marker_and_the_newest() -> None:
-    async def read(session_id: str, *, after: int, limit: int) -> list[Event]:
-        return []
-
-    feed = Feed(read)
-    async with feed.subscribe_all() as hints:
+    feed = Feed()
+    async with feed.subscribe_all("default") as hints:
         for number in range(HINT_ITEMS + 3):
             feed.wake(f"s-{number}", 1)
             feed.wake(f"s-{number}", 2)
@@ -54,7 +52,7 @@ async def test_a_failed_read_is_made_again() -> None:
             raise NothingWritten("the disk is away")
         return [FIRST] if after == 0 else []
 
-    async with Feed(read).subscribe("s", 0) as live:
+    async with Feed().subscribe(Address("default", "s"), 0, read) as live:
         with pytest.raises(NothingWritten):
             await anext(live)
         broken = False

@@ -102,10 +102,14 @@ async def test_a_store_of_an_older_format_is_brought_to_this_one_with_all_it_has
         await store.get_payload("first", unused.id)
     with pytest.raises(SessionDeleted):
         await store.load_state("gone")
-    (wait,) = (await store.pending()).waits
+    theirs = store.of("acme")
+    (wait,) = (await theirs.pending()).waits
     assert (wait.session, wait.tenant, wait.call_id, wait.wait) == ("asks", "acme", "c-1", 1)
-    assert (await store.list_inbox("asks"))[0].content.value() == "yes"
-    assert (await verify(store, "asks")).ok
+    assert (await theirs.list_inbox("asks"))[0].content.value() == "yes"
+    assert (await verify(theirs, "asks")).ok
+    for handle in (store, theirs):
+        with pytest.raises(SessionDeleted):
+            await handle.create_session("gone", facts.SessionStarted(tenant=handle.tenant))
     await store.delete("first")
     assert (await store.gc(grace_seconds=0)).ids == (unused.id,)
     assert (await verify(store, "second")).ok
@@ -418,7 +422,7 @@ DAMAGE = {
     "a wrong digest at the end": "UPDATE events SET digest = zeroblob(32) WHERE seq = 5",
     "a digest of the wrong type": "UPDATE events SET digest = 5",
     "a wrong digest in the session's row": "UPDATE sessions SET digest = zeroblob(32)",
-    "a session's row of another tenant": "UPDATE sessions SET tenant = 'other', kind = 'child'",
+    "a session's row of another kind": "UPDATE sessions SET kind = 'child', agent = 'other'",
     "a session's row with other sums": "UPDATE sessions SET usd = '9', status = 'stopped'",
     "a payload row lost": "DELETE FROM payloads WHERE data IS NOT NULL",
     "all payload rows lost": "DELETE FROM payloads",

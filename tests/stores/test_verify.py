@@ -87,7 +87,7 @@ async def test_a_changed_row_is_found(tmp_path: Path, statement: str, kind: str)
     assert kind == "" or kind in {problem.kind for problem in report.problems}
 
 
-TEXTS = ("id", "tenant", "kind", "agent", "parent", "origin", "labels", "started_at", "owner")
+TEXTS = ("id", "kind", "agent", "parent", "origin", "labels", "started_at", "owner")
 MOVING_TEXTS = ("status", "updated_at", "last_turn", "head", "usd")
 
 

@@ -144,7 +144,7 @@ class Runtime(Reads):
         *,
         session_id: str | None = None,
         agent: str = "default",
-        tenant: str = "default",
+        tenant: str | None = None,
         labels: Mapping[str, str] | None = None,
         capability: Capability | None = None,
         **settings: Any,
@@ -179,7 +179,7 @@ class Runtime(Reads):
         )
         item, payloads = plan.slots()
         started = SessionStarted(
-            tenant=tenant,
+            tenant=self.store.tenant if tenant is None else tenant,
             agent=found.name,
             agent_version=found.version,
             settings=item,

@@ -16,6 +16,7 @@ from holdfast.core.payloads import Slot, check_slot, to_record
 from holdfast.core.replay import Copy
 from holdfast.core.values import is_text
 from holdfast.stores.port import InboxDraft, Lease, PendingFilter, SessionFilter, Transient
+from holdfast.stores.tenancy import ALL_TENANTS
 from holdfast.stores.waits import milliseconds
 
 LARGEST = 2**62
@@ -92,7 +93,8 @@ def check_filter(where: SessionFilter | None) -> None:
     if where is None:
         return
     check_kind(where, SessionFilter, "filter")
-    for name, what in (("tenant", "tenant"), ("agent", "agent name"), ("parent", "session id")):
+    check_scope(where.tenant)
+    for name, what in (("agent", "agent name"), ("parent", "session id")):
         if (value := getattr(where, name)) is not None:
             check_id(value, what)
     if where.label is not None and (type(where.label) is not tuple or len(where.label) != 2):
@@ -107,10 +109,17 @@ def check_pending_filter(where: PendingFilter | None) -> None:
     if where is None:
         return
     check_kind(where, PendingFilter, "filter of waits")
-    for name, what in (("tenant", "tenant"), ("agent", "agent name"), ("session", "session id")):
+    check_scope(where.tenant)
+    for name, what in (("agent", "agent name"), ("session", "session id")):
         if (value := getattr(where, name)) is not None:
             check_id(value, what)
     check_texts("filter", where.kind, where.assignee)
+
+
+def check_scope(tenant: str | None) -> None:
+    """Refuse what a listing cannot be of."""
+    if tenant is not None and tenant != ALL_TENANTS:
+        check_id(tenant, "tenant")
 
 
 def check_moment(moment: str) -> int:

@@ -21,6 +21,7 @@ from holdfast.core.events import Event
 from holdfast.stores.checks import check_page, check_transient
 from holdfast.stores.port import Gap, Hint, Transient
 from holdfast.stores.rows import closed_error
+from holdfast.stores.tenancy import Address, address_of
 
 logger = logging.getLogger("holdfast.stores")
 
@@ -30,7 +31,7 @@ HINT_ITEMS = 4096
 POLL_SECONDS = 0.05
 
 Poll = Callable[[frozenset[str] | None], Iterable[tuple[str, int]]]
-"""Given the watched sessions (None is all), return those that others may have moved, with seqs."""
+"""Given the keys of watched sessions (None is all), return those that others moved, with seqs."""
 
 
 class ReadPage(Protocol):
@@ -42,8 +43,7 @@ class ReadPage(Protocol):
 class Feed:
     """The subscriptions of one store handle."""
 
-    def __init__(self, read: ReadPage, poll: Poll | None = None, where: str = "memory:") -> None:
-        self._read = read
+    def __init__(self, poll: Poll | None = None, where: str = "memory:") -> None:
         self._poll = poll
         self._where = where
         self._closed = False
@@ -53,19 +53,19 @@ class Feed:
         self._poller: threading.Thread | None = None
         self._stop = threading.Event()
 
-    def subscribe(self, session_id: str, after: int) -> SessionSubscription:
-        """Follow one session."""
+    def subscribe(self, address: Address, after: int, read: ReadPage) -> SessionSubscription:
+        """Follow one session, whose events `read` gives in pages."""
         check_page(after, None, 1)
-        item = SessionSubscription(self, self._read, session_id, after)
+        item = SessionSubscription(self, read, address, after)
         with self._lock:
             self._check_open()
-            self._following.setdefault(session_id, set()).add(item)
+            self._following.setdefault(address.key, set()).add(item)
             self._start_polling()
         return item
 
-    def subscribe_all(self) -> HintSubscription:
-        """Follow every session by hints."""
-        item = HintSubscription(self)
+    def subscribe_all(self, tenant: str | None) -> HintSubscription:
+        """Follow every session of a tenant by hints, or of all tenants where it is None."""
+        item = HintSubscription(self, tenant)
         with self._lock:
             self._check_open()
             self._hinted.add(item)
@@ -82,25 +82,25 @@ class Feed:
         """Tell whether anybody follows every session."""
         return bool(self._hinted)
 
-    def wake(self, session_id: str, seq: int) -> None:
+    def wake(self, key: str, seq: int) -> None:
         """Say that a session has moved; callable from any thread, never blocks."""
         if self.is_quiet:
             return
         with self._lock:
-            following = list(self._following.get(session_id, ()))
+            following = list(self._following.get(key, ()))
             hinted = list(self._hinted)
         for follower in following:
             follower.wake()
         for watcher in hinted:
-            watcher.offer(Hint(session_id, seq))
+            watcher.offer(key, seq)
 
-    def notify(self, item: Transient) -> None:
+    def notify(self, tenant: str, item: Transient) -> None:
         """Hand a transient to the session's subscribers."""
         check_transient(item)
         if not self._following:
             return
         with self._lock:
-            following = list(self._following.get(item.session, ()))
+            following = list(self._following.get(Address(tenant, item.session).key, ()))
         for follower in following:
             follower.offer(item)
 
@@ -121,10 +121,10 @@ class Feed:
             if isinstance(item, HintSubscription):
                 self._hinted.discard(item)
             elif isinstance(item, SessionSubscription):
-                group = self._following.get(item.session_id, set())
+                group = self._following.get(item.key, set())
                 group.discard(item)
                 if not group:
-                    self._following.pop(item.session_id, None)
+                    self._following.pop(item.key, None)
             if self.is_quiet:
                 self._stop.set()
 
@@ -148,8 +148,8 @@ class Feed:
             with self._lock:
                 watched = None if self._hinted else frozenset(self._following)
             try:
-                for session_id, seq in poll(watched):
-                    self.wake(session_id, seq)
+                for key, seq in poll(watched):
+                    self.wake(key, seq)
             except Exception:
                 # A busy or briefly unreadable store must not end live delivery for good.
                 logger.warning("looking for other processes' events failed", exc_info=True)
@@ -191,9 +191,9 @@ class _Waiting:
 class SessionSubscription(_Waiting):
     """One session from a position on."""
 
-    def __init__(self, feed: Feed, read: ReadPage, session_id: str, after: int) -> None:
+    def __init__(self, feed: Feed, read: ReadPage, address: Address, after: int) -> None:
         super().__init__(feed)
-        self.session_id = session_id
+        self.session_id, self.key = address.id, address.key
         self._read = read
         self._seq = after
         self._page: deque[Event] = deque()
@@ -248,16 +248,20 @@ class SessionSubscription(_Waiting):
 class HintSubscription(_Waiting):
     """All sessions, by the newest position each is known to have."""
 
-    def __init__(self, feed: Feed) -> None:
+    def __init__(self, feed: Feed, tenant: str | None) -> None:
         super().__init__(feed)
+        self._tenant = tenant
         self._hints: OrderedDict[str, Hint] = OrderedDict()
         self._guard = threading.Lock()
         self._dropped = False
 
-    def offer(self, hint: Hint) -> None:
+    def offer(self, key: str, seq: int) -> None:
+        address = address_of(key)
+        if self._tenant not in (None, address.tenant):
+            return
         with self._guard:
             first = not self._hints
-            self._hints[hint.session] = hint
+            self._hints[key] = Hint(address.id, seq, address.tenant)
             if len(self._hints) > HINT_ITEMS:
                 self._hints.popitem(last=False)
                 self._dropped = True

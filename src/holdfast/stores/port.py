@@ -146,7 +146,10 @@ class SessionInfo:
 
 @dataclass(frozen=True, slots=True)
 class SessionFilter:
-    """Which sessions to list; None means any."""
+    """Which sessions to list; None means any, of `tenant` that of the handle.
+
+    A handle that is not a view may name another tenant, or `*` for all of them.
+    """
 
     tenant: str | None = None
     name: str | None = None
@@ -190,7 +193,7 @@ class PendingWait:
 
 @dataclass(frozen=True, slots=True)
 class PendingFilter:
-    """Which waits to list; None means any."""
+    """Which waits to list; None means any, of `tenant` that of the handle, as in SessionFilter."""
 
     tenant: str | None = None
     session: str | None = None
@@ -252,6 +255,7 @@ class Hint:
 
     session: str
     seq: int
+    tenant: str = "default"
 
 
 class Subscription(Protocol):
@@ -335,7 +339,23 @@ class SessionStore(Protocol):
 
     A handle that is closed refuses every verb but `notify` and `close` with NothingWritten, those
     that read or subscribe too.
+
+    Every verb addresses sessions of the handle's tenant alone. A session of another tenant looks
+    like one that does not exist, and may have the same id. Listings can name another tenant, or
+    all, where the handle is not a view.
     """
+
+    @property
+    def tenant(self) -> str:
+        """Return whose sessions this handle addresses."""
+        ...
+
+    def of(self, tenant: str) -> SessionStore:
+        """Return a view of this store for one tenant; closing it does nothing to the store.
+
+        A view has no views of other tenants: InvalidInput.
+        """
+        ...
 
     @property
     def flags(self) -> StoreFlags:
@@ -358,7 +378,8 @@ class SessionStore(Protocol):
         """Create a session by its first event, or return the existing one's state.
 
         Idempotent: the same content under the same id changes nothing. Other content is
-        SettingsConflict, a deleted id SessionDeleted. `adopt_from` names a session of the same
+        SettingsConflict, a deleted id SessionDeleted, another tenant than the handle's
+        InvalidInput. `adopt_from` names a session of the same
         tenant whose payloads the new one may refer to (a fork's source); they become its own.
         """
         ...
@@ -456,11 +477,14 @@ class SessionStore(Protocol):
         """
         ...
 
-    async def work_due(self, now: str, *, limit: int = 100, cursor: str | None = None) -> DuePage:
+    async def work_due(
+        self, now: str, *, tenant: str | None = None, limit: int = 100, cursor: str | None = None
+    ) -> DuePage:
         """Return one page of the sessions that nobody drives and that have work at a moment.
 
         That is an inbox item nobody consumed, a deadline that has passed, or an open turn whose
-        driver is gone. Copies with open work that nobody took over are left out.
+        driver is gone. Copies with open work that nobody took over are left out. `tenant` is as in
+        SessionFilter.
         """
         ...
 
@@ -504,8 +528,11 @@ class SessionStore(Protocol):
         """Follow one session from a position: stored events, then live ones."""
         ...
 
-    def subscribe_all(self) -> Subscription:
-        """Follow all sessions by hints; coalesced, never blocking a writer."""
+    def subscribe_all(self, *, tenant: str | None = None) -> Subscription:
+        """Follow all sessions by hints; coalesced, never blocking a writer.
+
+        `tenant` is as in SessionFilter; a hint names it.
+        """
         ...
 
     def notify(self, item: Transient) -> None:
@@ -534,8 +561,9 @@ class SessionStore(Protocol):
     ) -> GcReport:
         """Remove payloads that no session refers to and that are older than the grace.
 
-        A session's right to a payload that was put for it and never used ends in the same way,
-        whether or not others use the payload.
+        A view collects those of its tenant, the opened handle those of all. A session's right to a
+        payload that was put for it and never used ends in the same way, whether or not others use
+        the payload.
         """
         ...
 
@@ -543,9 +571,10 @@ class SessionStore(Protocol):
         """Store a copy of a session's whole log, as `core.replay.prove` makes it.
 
         Identical is `unchanged`, a log of which the stored one is a prefix `forwarded`, a new id
-        `created`; anything else is ImportConflict, a held lease LeaseHeld and a copy without events
-        InvalidInput. A copy with open work is marked: it is read-only until
-        `acquire(takeover=True)` or forked. Files of such copies: `holdfast.stores.portable`.
+        `created`; anything else is ImportConflict, a held lease LeaseHeld and a copy without
+        events, or of another tenant than the handle's, InvalidInput. A copy with open work is
+        marked: it is read-only until `acquire(takeover=True)` or forked. Files of such copies:
+        `holdfast.stores.portable`.
         """
         ...
 

@@ -33,7 +33,7 @@ from holdfast.core.records import Record, canonical, parse
 from holdfast.core.replay import Copy
 from holdfast.stores.export_reader import FORMAT, FORMAT_VERSION, ImportLimits, read_export
 from holdfast.stores.port import ImportOutcome, SessionStore
-from holdfast.stores.rows import erase_again, forward, held_error
+from holdfast.stores.rows import erase_again, forward, held_error, tenant_of
 
 if sys.version_info >= (3, 14):
     from compression import zstd
@@ -97,11 +97,11 @@ async def import_sessions(
     copies = await asyncio.to_thread(read_export, Path(path), limits or ImportLimits())
     if len(copies) > 1:
         for copy in copies:
-            await _check_fits(store, copy)
+            await _check_fits(_home(store, copy), copy)
     done: list[ImportOutcome] = []
     for copy in copies:
         try:
-            done.append(await store.import_log(copy))
+            done.append(await _home(store, copy).import_log(copy))
         except HoldfastError as error:
             if done:
                 stored = [outcome.session for outcome in done]
@@ -109,6 +109,12 @@ async def import_sessions(
                 error.args = (f"{error}; stored before it: {', '.join(stored)}",)
             raise
     return done
+
+
+def _home(store: SessionStore, copy: Copy) -> SessionStore:
+    """Return the handle of the tenant whose session a copy is of."""
+    tenant = tenant_of(copy)
+    return store if tenant == store.tenant else store.of(tenant)
 
 
 async def _check_fits(store: SessionStore, copy: Copy) -> None:

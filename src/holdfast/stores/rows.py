@@ -34,6 +34,7 @@ from holdfast.core.errors import (
     SettingsConflict,
 )
 from holdfast.core.events import Event
+from holdfast.core.fold import fold
 from holdfast.core.ids import friendly_name
 from holdfast.core.payloads import (
     Erased,
@@ -47,7 +48,8 @@ from holdfast.core.payloads import (
     walk,
 )
 from holdfast.core.records import canonical
-from holdfast.core.state import State
+from holdfast.core.replay import Copy
+from holdfast.core.state import State, empty
 from holdfast.stores import waits
 from holdfast.stores.checks import (
     LARGEST,
@@ -337,6 +339,11 @@ def slots_with_inner(
             live.append(item)
             reach.follow(item, check_bytes(item, payloads[item.id]))
     return [*gone.values(), *live]
+
+
+def tenant_of(copy: Copy) -> str:
+    """Return whose session a copy is of."""
+    return fold(empty(copy.session), copy.events[:1]).tenant
 
 
 def has_open_work(state: State) -> bool:

@@ -81,8 +81,11 @@ async def drive(
     started: SessionStarted | None = None,
     payloads: Iterable[Slot] = (),
 ) -> Driver:
-    """Create a session where it is missing, and take its lease."""
-    state = await store.create_session(session_id, started or SessionStarted(), payloads=payloads)
+    """Create a session where it is missing, and take its lease, by a handle of its tenant."""
+    started = started or SessionStarted()
+    if started.tenant != store.tenant:
+        store = store.of(started.tenant)
+    state = await store.create_session(session_id, started, payloads=payloads)
     return Driver(store, await store.acquire(session_id), state)
 
 

@@ -21,6 +21,7 @@ from holdfast.testing.contract.live import LiveContract
 from holdfast.testing.contract.payloads import PayloadContract
 from holdfast.testing.contract.place import ContractPlace, Place
 from holdfast.testing.contract.reads import ReadContract
+from holdfast.testing.contract.tenants import TenantContract
 from holdfast.testing.contract.waits import PostsContract, WaitsContract, WorkContract
 
 __all__ = ["HOSTILE_IDS", "ContractPlace", "Place", "StoreContract"]
@@ -36,6 +37,7 @@ class StoreContract(
     WorkContract,
     PostsContract,
     LiveContract,
+    TenantContract,
     DeleteContract,
     EraseContract,
     GcContract,

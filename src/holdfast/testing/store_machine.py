@@ -27,8 +27,9 @@ from holdfast.core.errors import HoldfastError
 from holdfast.core.facts import InputAdmitted, MessageAppended, SessionStarted
 from holdfast.core.ids import check_content_id
 from holdfast.core.payloads import Slot, slot, walk
-from holdfast.stores.port import InboxDraft, Lease, PendingFilter, SessionStore
+from holdfast.stores.port import InboxDraft, Lease, PendingFilter, SessionFilter, SessionStore
 from holdfast.stores.portable import export_sessions, import_sessions
+from holdfast.stores.tenancy import ALL_TENANTS, Address, address_of
 from holdfast.stores.verify import verify
 from holdfast.testing.driver import all_events
 from holdfast.testing.histories import Move, moves
@@ -37,7 +38,8 @@ from holdfast.testing.store_model import ModelSession, ModelStore
 T = TypeVar("T")
 
 # Uneven, so that most commands meet a session that has something in it.
-SESSIONS = st.sampled_from(["s-a", "s-a", "s-a", "s-b", "s-c"])
+SESSIONS = st.sampled_from(["s-a", "s-a", "s-a", "other/s-a", "s-c"])
+"""Sessions by the key of their address: two have the same id in different tenants."""
 PLACES = st.sampled_from([0, 0, 1])
 HANDLES = st.integers(0, 1)
 PICKS = st.integers(0, 40)
@@ -47,7 +49,7 @@ TEXTS = st.sampled_from(
 STARTED = st.sampled_from(
     [
         SessionStarted(),
-        SessionStarted(tenant="other"),
+        SessionStarted(agent="clerk"),
         SessionStarted(labels={"a": "b"}, settings=slot("s" * 900, "settings")),
     ]
 )
@@ -94,7 +96,7 @@ class StoreMachine(RuleBasedStateMachine):
         """Begin with two driven sessions that have some history, so that no run is idle."""
         for session, started in (
             ("s-a", SessionStarted()),
-            ("s-b", SessionStarted(tenant="other")),
+            ("other/s-a", SessionStarted()),
         ):
             self.create(0, 0, session, started)
             self.acquire(0, 0, session, False)
@@ -103,7 +105,7 @@ class StoreMachine(RuleBasedStateMachine):
                 options = moves(known.state, words)
                 if known.lease is not None:
                     move = options[pick % len(options)]
-                    self._append(0, known.lease, known.state.seq, move)
+                    self._append(0, session, known.lease, known.state.seq, move)
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run one command."""
@@ -111,17 +113,18 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(place=PLACES, handle=HANDLES, session=SESSIONS, started=STARTED)
     def create(self, place: int, handle: int, session: str, started: SessionStarted) -> None:
-        store, model = self.stores[place][handle], self.models[place]
+        store, model = self._view(place, handle, session), self.models[place]
+        started = replace(started, tenant=store.tenant)
         refusal = model.creating(session, started)
-        state = self._ask(store.create_session(session, started), *_one(refusal))
+        state = self._ask(store.create_session(_id(session), started), *_one(refusal))
         if state is not None:
             assert state == model.create(session, started, state.started_at)
 
     @rule(place=PLACES, handle=HANDLES, session=SESSIONS, takeover=st.booleans())
     def acquire(self, place: int, handle: int, session: str, takeover: bool) -> None:
-        store, model = self.stores[place][handle], self.models[place]
+        store, model = self._view(place, handle, session), self.models[place]
         refusal = model.missing(session) or model.acquiring(session, takeover)
-        lease = self._ask(store.acquire(session, takeover=takeover), *_one(refusal))
+        lease = self._ask(store.acquire(_id(session), takeover=takeover), *_one(refusal))
         if lease is not None:
             known = model.sessions[session]
             known.lease, known.imported = lease, False
@@ -132,7 +135,7 @@ class StoreMachine(RuleBasedStateMachine):
     def release(self, place: int, session: str) -> None:
         known = self.models[place].sessions.get(session)
         if known is not None and known.lease is not None:
-            self.run(self._holder(place, known.lease).release(known.lease))
+            self.run(self._holder(place, session, known.lease).release(known.lease))
             known.lease = None
 
     @precondition(lambda self: self.driven())
@@ -155,7 +158,7 @@ class StoreMachine(RuleBasedStateMachine):
             lease = replace(lease, epoch=lease.epoch - 1)
         elif stale == 2:
             position -= 1
-        self._append(place, lease, position, options[pick % len(options)], release=release)
+        self._append(place, session, lease, position, options[pick % len(options)], release=release)
 
     @precondition(lambda self: self.driven())
     @rule(data=st.data())
@@ -171,16 +174,16 @@ class StoreMachine(RuleBasedStateMachine):
         move = Move("refer", (fact,))
         refusal = model.referring(session, item.id)
         if refusal:
-            store = self._holder(place, known.lease)
+            store = self._holder(place, session, known.lease)
             self._ask(store.append(known.lease, known.state.seq, move.facts), *refusal)
         else:
-            self._append(place, known.lease, known.state.seq, move)
+            self._append(place, session, known.lease, known.state.seq, move)
 
     @rule(place=PLACES, handle=HANDLES, session=SESSIONS, text=TEXTS)
     def put_payload(self, place: int, handle: int, session: str, text: str) -> None:
         model, item = self.models[place], slot(text + " put", "message")
-        store = self.stores[place][handle]
-        stored = self._ask(store.put_payload(session, item), *_one(model.missing(session)))
+        store = self._view(place, handle, session)
+        stored = self._ask(store.put_payload(_id(session), item), *_one(model.missing(session)))
         if stored is not None and not item.inline:
             model.sessions[session].put.add(item.id)
             model.bytes[item.id] = item.data or b""
@@ -188,10 +191,10 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(place=PLACES, handle=HANDLES, session=SESSIONS, draft=DRAFTS)
     def put_inbox(self, place: int, handle: int, session: str, draft: InboxDraft) -> None:
-        store, model = self.stores[place][handle], self.models[place]
+        store, model = self._view(place, handle, session), self.models[place]
         wanted = model.missing(session) or model.put_inbox(session, draft)
         refusal = wanted if isinstance(wanted, type) else None
-        item = self._ask(store.put_inbox(session, draft), *_one(refusal))
+        item = self._ask(store.put_inbox(_id(session), draft), *_one(refusal))
         if item is None:
             return
         assert not isinstance(wanted, type)
@@ -212,7 +215,9 @@ class StoreMachine(RuleBasedStateMachine):
             content=item.content if item else None,
         )
         if known.lease is not None and known.state.status not in ("stopped", "failed"):
-            self._append(place, known.lease, known.state.seq, Move("admit", (fact,)), [key])
+            self._append(
+                place, session, known.lease, known.state.seq, Move("admit", (fact,)), [key]
+            )
 
     @precondition(lambda self: any(model.sessions for model in self.models))
     @rule(data=st.data(), handle=HANDLES)
@@ -224,9 +229,9 @@ class StoreMachine(RuleBasedStateMachine):
         if not values:
             return
         payload_id = data.draw(st.sampled_from(values))
-        store = self.stores[place][handle]
-        count = self.run(store.erase(session, payload_id, "rule-1"))
-        at, why = self.run(store.erased(session))[check_content_id(payload_id)]
+        store = self._view(place, handle, session)
+        count = self.run(store.erase(_id(session), payload_id, "rule-1"))
+        at, why = self.run(store.erased(_id(session)))[check_content_id(payload_id)]
         assert count == model.erase(session, payload_id, at, why)
 
     @rule(place=PLACES, handle=HANDLES, dry=st.booleans())
@@ -238,11 +243,11 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(place=PLACES, handle=HANDLES, session=SESSIONS)
     def delete(self, place: int, handle: int, session: str) -> None:
-        store, model = self.stores[place][handle], self.models[place]
+        store, model = self._view(place, handle, session), self.models[place]
         refusal = model.missing(session)
         if refusal is None and model.sessions[session].lease is not None:
             refusal = model.acquiring(session, takeover=True)
-        if self._ask(store.delete(session), *_one(refusal), quiet=True) and refusal is None:
+        if self._ask(store.delete(_id(session)), *_one(refusal), quiet=True) and refusal is None:
             del model.sessions[session]
             model.deleted.add(session)
 
@@ -252,7 +257,8 @@ class StoreMachine(RuleBasedStateMachine):
         file = self.folder / "export"
         refusal = here.missing(session)
         exported = self._ask(
-            export_sessions(self.stores[source][handle], [session], file), *_one(refusal)
+            export_sessions(self._view(source, handle, session), [_id(session)], file),
+            *_one(refusal),
         )
         if exported is None:
             return
@@ -295,12 +301,20 @@ class StoreMachine(RuleBasedStateMachine):
         self.run(store.close())
         self.stores[place][handle] = self._open(place)
 
-    def _holder(self, place: int, lease: Lease) -> SessionStore:
-        return next(store for store in self.stores[place] if store.owner == lease.owner)
+    def _view(self, place: int, handle: int, session: str) -> SessionStore:
+        """Return a handle that addresses a session's tenant."""
+        tenant = address_of(session).tenant
+        store = self.stores[place][handle]
+        return store if tenant == store.tenant else store.of(tenant)
+
+    def _holder(self, place: int, session: str, lease: Lease) -> SessionStore:
+        owners = [store.owner for store in self.stores[place]]
+        return self._view(place, owners.index(lease.owner), session)
 
     def _append(
         self,
         place: int,
+        session: str,
         lease: Lease,
         position: int,
         move: Move,
@@ -309,8 +323,8 @@ class StoreMachine(RuleBasedStateMachine):
         release: bool = False,
     ) -> None:
         model = self.models[place]
-        refusal = model.appending(lease, position, move, consumes)
-        attempt = self._holder(place, lease).append(
+        refusal = model.appending(session, lease, position, move, consumes)
+        attempt = self._holder(place, session, lease).append(
             lease,
             position,
             move.facts,
@@ -323,9 +337,9 @@ class StoreMachine(RuleBasedStateMachine):
         done = self._ask(attempt, *refusal)
         if done is None:
             return
-        batch = model.append(lease.session, move, consumes, done.events[0].at)
+        batch = model.append(session, move, consumes, done.events[0].at)
         assert (done.events, done.state, done.head) == (batch.events, batch.state, batch.head)
-        known = model.sessions[lease.session]
+        known = model.sessions[session]
         assert done.inbox == (known.waiting if release else None)
         if release:
             known.lease = None
@@ -362,27 +376,30 @@ class StoreMachine(RuleBasedStateMachine):
 
     async def _compare(self, place: int, store: SessionStore) -> None:
         model = self.models[place]
-        listed = await store.list_sessions()
-        assert {info.id: info.seq for info in listed.sessions} == {
+        listed = await store.list_sessions(SessionFilter(tenant=ALL_TENANTS))
+        keys = {Address(info.tenant, info.id).key: info for info in listed.sessions}
+        assert {key: info.seq for key, info in keys.items()} == {
             session: known.state.seq for session, known in model.sessions.items()
         }
-        for info in listed.sessions:
-            known = model.sessions[info.id]
+        for key, info in keys.items():
+            known, view = model.sessions[key], store.of(info.tenant)
             assert (info.tenant, info.imported) == (known.tenant, known.imported)
-            assert await store.load_state(info.id) == known.state
-            assert await all_events(store, info.id) == known.events
-            inbox = await store.list_inbox(info.id, pending=False)
+            assert await view.load_state(info.id) == known.state
+            assert await all_events(view, info.id) == known.events
+            inbox = await view.list_inbox(info.id, pending=False)
             assert [(i.key, i.consumed_seq) for i in inbox] == [
                 (i.key, i.consumed_seq) for i in known.inbox.values()
             ]
-            waits = (await store.pending(PendingFilter(session=info.id))).waits
-            assert [(w.call_id, w.wait, w.deadline, w.assignee) for w in waits] == model.waits(
-                info.id
-            )
-            assert set(await store.erased(info.id)) == known.erased.keys()
+            waits = (await view.pending(PendingFilter(session=info.id))).waits
+            assert [(w.call_id, w.wait, w.deadline, w.assignee) for w in waits] == model.waits(key)
+            assert set(await view.erased(info.id)) == known.erased.keys()
             for payload_id in model.used(known):
-                assert await store.get_payload(info.id, payload_id) == model.bytes[payload_id]
-            assert (await verify(store, info.id)).problems == ()
+                assert await view.get_payload(info.id, payload_id) == model.bytes[payload_id]
+            assert (await verify(view, info.id)).problems == ()
+
+
+def _id(session: str) -> str:
+    return address_of(session).id
 
 
 def _one(refusal: type[HoldfastError] | None) -> tuple[type[HoldfastError], ...]:

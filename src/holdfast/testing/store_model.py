@@ -35,6 +35,7 @@ from holdfast.core.log import Batch, extend
 from holdfast.core.payloads import Slot, from_record, is_slot, manifest_slots, walk
 from holdfast.core.state import State, empty
 from holdfast.stores.port import InboxDraft, InboxItem, Lease
+from holdfast.stores.tenancy import address_of
 from holdfast.testing.histories import Move
 
 Refusal = type[HoldfastError]
@@ -89,7 +90,7 @@ class ModelStore:
     def create(self, session_id: str, started: SessionStarted, at: str) -> State:
         """Create a session, or return the one there is."""
         if session_id not in self.sessions:
-            batch = extend(empty(session_id), [started], at=at)
+            batch = extend(empty(address_of(session_id).id), [started], at=at)
             self.sessions[session_id] = ModelSession(
                 started.tenant, started, list(batch.events), batch.state
             )
@@ -104,10 +105,10 @@ class ModelStore:
         return ReadOnlySession if known.imported and not takeover else None
 
     def appending(
-        self, lease: Lease, after_seq: int, move: Move, consumes: Sequence[str]
+        self, session_id: str, lease: Lease, after_seq: int, move: Move, consumes: Sequence[str]
     ) -> tuple[Refusal, ...]:
         """Return how an append may be refused; empty where it must be stored."""
-        known = self.sessions[lease.session]
+        known = self.sessions[session_id]
         if known.lease != lease:
             return (LeaseLost,)
         if known.state.seq != after_seq:
@@ -167,7 +168,14 @@ class ModelStore:
             if draft.kind == "expiry" and not late:
                 return InboxConflict
         return InboxItem(
-            session_id, draft.key, draft.kind, "", draft.call_id, draft.content, None, wait
+            known.state.session,
+            draft.key,
+            draft.kind,
+            "",
+            draft.call_id,
+            draft.content,
+            None,
+            wait,
         )
 
     def waits(self, session_id: str) -> list[tuple[str, int, str | None, str | None]]:
@@ -229,7 +237,7 @@ class ModelStore:
         """Take over a copy, or what it has more."""
         known = self.sessions.get(session_id)
         if known is None:
-            state = empty(session_id)
+            state = empty(address_of(session_id).id)
             known = ModelSession(copy.tenant, copy.started, [], state)
             self.sessions[session_id] = known
         new = copy.events[len(known.events) :]

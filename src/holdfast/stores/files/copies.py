@@ -20,7 +20,6 @@ from holdfast.core.state import empty
 from holdfast.stores import rows
 from holdfast.stores.files import derived
 from holdfast.stores.files.lines import Header, batches
-from holdfast.stores.files.listing import note_order
 from holdfast.stores.files.log_file import Line
 from holdfast.stores.files.rewrites import rewrite
 from holdfast.stores.files.session_files import SessionFiles
@@ -46,8 +45,9 @@ def import_log(files: SessionFiles, copy: Copy) -> ImportOutcome:
     disk, layout = files.place.disk, files.place.layout
     with files.place.unswept():
         _check_not_deleted(files)
+        layout.make_tenant(disk, files.tenant)
         disk.make_directory(files.folder)
-        disk.sync_directory(layout.runs)
+        disk.sync_directory(files.folder.parent)
         with files.lock():
             _check_not_deleted(files)
             exists = disk.stat(files.log.path) is not None
@@ -87,8 +87,6 @@ def import_log(files: SessionFiles, copy: Copy) -> ImportOutcome:
                 )
             lines = [*stored.lines, *(batch.line() for batch in added)]
             rewrite(files, header, lines, f"importing session {files.id!r}")
-    if not exists:
-        note_order(files.place, files.id, header.order)
     derived.refresh(files, force=True)
     if not new:
         return ImportOutcome(files.id, "unchanged", 0)
@@ -191,5 +189,5 @@ def _bytes(files: SessionFiles, line: Line) -> bytes:
 
 
 def _check_not_deleted(files: SessionFiles) -> None:
-    if files.place.disk.stat(files.place.layout.tombstone(files.id)) is not None:
+    if files.place.disk.stat(files.place.layout.tombstone(files.address)) is not None:
         raise SessionDeleted(f"session {files.id!r} was deleted here; it stays deleted")

@@ -123,7 +123,7 @@ def _write_copy(files: SessionFiles, event: Event) -> None:
 
 def _write_artifact(files: SessionFiles, event: Event) -> None:
     data = event.data
-    path = files.place.layout.artifact(files.id, str(data["node"]), int(data["version"]))
+    path = files.place.layout.artifact(files.address, str(data["node"]), int(data["version"]))
     _copy(
         files,
         path,
@@ -141,7 +141,7 @@ def _write_artifact(files: SessionFiles, event: Event) -> None:
 
 def _write_interaction(files: SessionFiles, event: Event) -> None:
     call_id = str(event.data["call_id"])
-    path = files.place.layout.interaction(files.id, call_id)
+    path = files.place.layout.interaction(files.address, call_id)
     asked = event if event.type == "call.requested" else _request_of(files, path, event, call_id)
     if asked is None or (asked.data["executor"] != "human" and not asked.data.get("approval")):
         return

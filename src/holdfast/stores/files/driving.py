@@ -15,6 +15,7 @@ from holdfast.stores.files.session_files import Place, SessionFiles
 from holdfast.stores.files.writes import give_back, replace_file
 from holdfast.stores.owner import Heartbeat
 from holdfast.stores.port import Lease
+from holdfast.stores.tenancy import Address
 
 
 def beat(place: Place, heartbeat: Heartbeat) -> None:
@@ -23,7 +24,7 @@ def beat(place: Place, heartbeat: Heartbeat) -> None:
 
 
 def acquire(
-    files: SessionFiles, heartbeat: Heartbeat, held: dict[str, Lease], takeover: bool
+    files: SessionFiles, heartbeat: Heartbeat, held: dict[Address, Lease], takeover: bool
 ) -> Lease:
     """Take the lease and add it to those that this handle holds."""
     beat(files.place, heartbeat)
@@ -31,7 +32,7 @@ def acquire(
         holding = files.holding()
         info = files.lease(holding)
         # A lease in our name that this handle never got is the trace of a failed acquire.
-        ours = held.get(files.id)
+        ours = held.get(files.address)
         unclaimed = holding.owner == heartbeat.owner and (
             ours is None or ours.epoch != holding.epoch
         )
@@ -46,7 +47,7 @@ def acquire(
         what = f"taking the lease of session {files.id!r}"
         replace_file(files, files.lease_path, holding_bytes(new), what)
         lease = Lease(files.id, heartbeat.owner, epoch, tip.state.seq, len(tip.pending))
-        held[files.id] = lease
+        held[files.address] = lease
     return lease
 
 

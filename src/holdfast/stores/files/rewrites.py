@@ -86,7 +86,7 @@ def delete(files: SessionFiles) -> None:
         lease = files.lease(files.holding())
         if lease is not None and lease.live:
             raise rows.held_error(lease)
-        tombstone = files.place.layout.tombstone(files.id)
+        tombstone = files.place.layout.tombstone(files.address)
         record = canonical({"at": now(), "session": files.id}) + b"\n"
         replace_file(files, tombstone, record, f"deleting session {files.id!r}")
         files.moved(None)
@@ -103,7 +103,7 @@ def remove_folder(files: SessionFiles) -> None:
     for name in disk.names(files.folder):
         disk.unlink(files.folder / name)
     disk.remove_directory(files.folder)
-    disk.sync_directory(files.place.layout.runs)
+    disk.sync_directory(files.folder.parent)
 
 
 def rewrite(files: SessionFiles, header: Header, lines: Iterable[bytes], what: str) -> None:

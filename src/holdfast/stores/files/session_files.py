@@ -46,6 +46,7 @@ from holdfast.stores.files.log_file import LogFile
 from holdfast.stores.files.refs import Grants, Refs, closure, slots_of_line
 from holdfast.stores.files.tip import Tip
 from holdfast.stores.port import DueSession, InboxItem, LeaseInfo, PendingWait, SessionInfo
+from holdfast.stores.tenancy import Address
 
 _log = logging.getLogger(__name__)
 
@@ -80,12 +81,14 @@ class Place:
 class SessionFiles:
     """The files of one session, as one store handle sees them; used from several threads."""
 
-    def __init__(self, place: Place, session_id: str) -> None:
-        self.id = session_id
+    def __init__(self, place: Place, address: Address) -> None:
+        self.address = address
+        self.id = address.id
+        self.tenant = address.tenant
         self.place = place
-        self.folder = place.layout.run(session_id)
-        self.log = LogFile(place.disk, place.layout.log(session_id), session_id)
-        self.inbox = InboxFile(place.disk, self.folder / "inbox.jsonl", session_id)
+        self.folder = place.layout.run(address)
+        self.log = LogFile(place.disk, place.layout.log(address), self.id)
+        self.inbox = InboxFile(place.disk, self.folder / "inbox.jsonl", self.id)
         self.grants = Grants(place.disk, self.folder / "payloads.txt")
         self.refs = Refs(self.log, self.inbox, self._blob)
         self.lease_path = self.folder / "lease.json"
@@ -98,7 +101,7 @@ class SessionFiles:
 
     def check_present(self) -> None:
         """Raise where the session was deleted or never was."""
-        if self.place.disk.stat(self.place.layout.tombstone(self.id)) is not None:
+        if self.place.disk.stat(self.place.layout.tombstone(self.address)) is not None:
             raise SessionDeleted(
                 f"session {self.id!r} was deleted; its id is not used again, choose another one"
             )
@@ -317,12 +320,8 @@ class SessionFiles:
             raise rows.missing_error(self.id, payload_id)
         return check_bytes(Slot(payload_id, "bytes", "chunk", len(data)), data)
 
-    def tenant(self) -> str:
-        """Return the tenant, which never changes."""
-        return (self._tip or self.readable_tip()).state.tenant
-
     def _blob(self, payload_id: str) -> bytes | None:
-        return self.place.blobs.get(self.tenant(), payload_id)
+        return self.place.blobs.get(self.tenant, payload_id)
 
     def _snapshot(self) -> Tip | None:
         try:

@@ -11,6 +11,7 @@ import asyncio
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -32,8 +33,8 @@ from holdfast.stores.files import copies, driving, rewrites, sweep, writes
 from holdfast.stores.files.layout import Layout
 from holdfast.stores.files.listing import Listing
 from holdfast.stores.files.session_files import Place, SessionFiles
+from holdfast.stores.files.size_poll import SizePoll
 from holdfast.stores.files.threads import Threads
-from holdfast.stores.files.watch import Watch
 from holdfast.stores.owner import Owner
 from holdfast.stores.place import check_local
 from holdfast.stores.port import (
@@ -55,6 +56,7 @@ from holdfast.stores.port import (
     StoreFlags,
     Transient,
 )
+from holdfast.stores.tenancy import Address, TenantHandle
 
 REMEMBERED = 4096
 """How many sessions a handle keeps in mind; one that it forgets is read again from its files."""
@@ -62,20 +64,20 @@ REMEMBERED = 4096
 _Result = TypeVar("_Result")
 
 
-class FilesSessionStore:
+class FilesSessionStore(TenantHandle):
     """A handle on a directory of sessions; `open` makes one."""
 
     def __init__(self, place: Place, lease_seconds: float) -> None:
         self._place = place
-        self._sessions: dict[str, SessionFiles] = {}
+        self._sessions: dict[Address, SessionFiles] = {}
         self._guard = threading.Lock()
-        self._held: dict[str, Lease] = {}
+        self._held: dict[Address, Lease] = {}
         where = str(place.layout.root)
         self._threads = Threads(where)
         self._owner = Owner(lambda beat: driving.beat(place, beat), lease_seconds=lease_seconds)
-        self._listing = Listing(place)
-        self._watch = Watch(place, self._files)
-        self._feed = Feed(self._page, self._watch.poll, where)
+        self._listing = Listing(place, self._files_of)
+        self._size_poll = SizePoll(place, self._files_of)
+        self._feed = Feed(self._size_poll.poll, where)
         self._end = CloseOnce(self._close)
 
     @classmethod
@@ -120,6 +122,7 @@ class FilesSessionStore:
     ) -> State:
         """Create a session by its first event, or return the existing one's state."""
         checks.check_started(started)
+        self.check_tenant(started.tenant)
         if adopt_from is not None:
             check_id(adopt_from)
         (given,) = checks.as_tuples(payloads)
@@ -211,8 +214,10 @@ class FilesSessionStore:
         checks.check_page(0, None, limit)
         checks.check_filter(where)
         self._owner.check_process()
+        scope = self.scope(None if where is None else where.tenant)
+        wanted = None if where is None else replace(where, tenant=None)
         return await self._threads.read(
-            "the list of sessions", lambda: self._listing.page(where, limit, cursor, self._files)
+            "the list of sessions", lambda: self._listing.page(scope, wanted, limit, cursor)
         )
 
     async def pending(
@@ -226,21 +231,26 @@ class FilesSessionStore:
         """Return one page of the calls that wait for someone; reads the tip of every session."""
         rows.check_pending(where, due_before, limit)
         self._owner.check_process()
+        scope = self.scope(None if where is None else where.tenant)
+        wanted = None if where is None else replace(where, tenant=None)
 
         def read() -> PendingPage:
-            found = self._listing.waits(self._files)
-            return rows.page_of_waits(found, where, due_before, limit, cursor)
+            found = self._listing.waits(scope)
+            return rows.page_of_waits(found, wanted, due_before, limit, cursor)
 
         return await self._threads.read("the waiting calls", read)
 
-    async def work_due(self, now: str, *, limit: int = 100, cursor: str | None = None) -> DuePage:
+    async def work_due(
+        self, now: str, *, tenant: str | None = None, limit: int = 100, cursor: str | None = None
+    ) -> DuePage:
         """Return one page of the sessions that nobody drives and that have work."""
         clock = checks.check_moment(now)
         checks.check_page(0, None, limit)
+        checks.check_scope(tenant)
         self._owner.check_process()
+        scope = self.scope(tenant)
         return await self._threads.read(
-            "the sessions with work",
-            lambda: self._listing.due(clock, limit, cursor, self._files),
+            "the sessions with work", lambda: self._listing.due(scope, clock, limit, cursor)
         )
 
     async def put_inbox(self, session_id: str, draft: InboxDraft) -> InboxItem:
@@ -294,20 +304,22 @@ class FilesSessionStore:
     def subscribe(self, session_id: str, *, after: int = 0) -> SessionSubscription:
         """Follow one session from a position."""
         self._owner.check_process()
-        self._watch.follow(check_id(session_id))
-        return self._feed.subscribe(session_id, after)
+        address = Address(self.tenant, check_id(session_id))
+        self._size_poll.follow(address)
+        return self._feed.subscribe(address, after, self._page)
 
-    def subscribe_all(self) -> HintSubscription:
+    def subscribe_all(self, *, tenant: str | None = None) -> HintSubscription:
         """Follow all sessions by hints."""
         self._owner.check_process()
+        checks.check_scope(tenant)
         if not self._feed.is_hinting:
-            self._watch.restart()
-        return self._feed.subscribe_all()
+            self._size_poll.restart()
+        return self._feed.subscribe_all(self.scope(tenant))
 
     def notify(self, item: Transient) -> None:
         """Hand a live-only item to this handle's subscribers."""
         self._owner.check_process()
-        self._feed.notify(item)
+        self._feed.notify(self.tenant, item)
 
     async def delete(self, session_id: str) -> None:
         """Delete a session that nobody drives."""
@@ -333,32 +345,37 @@ class FilesSessionStore:
         """Remove payloads that no session refers to."""
         self._owner.check_process()
         grace = checks.check_grace(grace_seconds)
+        scope = self.tenant if self.is_view else None
         return await self._threads.write(
             "collecting payloads",
-            lambda: sweep.sweep(self._place, self._files, dry_run, grace),
+            lambda: sweep.sweep(self._place, self._files_of, dry_run, grace, scope),
         )
 
     async def import_log(self, copy: Copy) -> ImportOutcome:
         """Store a copy of a session's log."""
         checks.check_copy(copy)
+        self.check_tenant(rows.tenant_of(copy))
         return await self._write(copy.session, lambda files: copies.import_log(files, copy))
 
     async def close(self) -> None:
         """Finish what was submitted, release leases, let go of threads."""
         self._owner.check_process()
+        if self.is_view:
+            return
         self._feed.close()
         await self._end()
 
     async def _close(self) -> None:
-        for lease in list(self._held.values()):
+        for address, lease in list(self._held.items()):
             with suppress(HoldfastError):
-                await self.release(lease)
+                await self.of(address.tenant).release(lease)
         await self._threads.close()
         await asyncio.to_thread(self._leave)
 
     def _forget(self, lease: Lease) -> None:
-        if self._held.get(lease.session) == lease:
-            del self._held[lease.session]
+        address = Address(self.tenant, lease.session)
+        if self._held.get(address) == lease:
+            del self._held[address]
 
     def _leave(self) -> None:
         self._owner.stop()
@@ -384,16 +401,18 @@ class FilesSessionStore:
         def run() -> _Result:
             result = work(files)
             if moves:
-                self._feed.wake(session_id, self._watch.saw(files))
+                self._feed.wake(files.address.key, self._size_poll.saw(files))
             return result
 
         return await self._threads.write(f"writing to session {session_id!r}", run)
 
     def _files(self, session_id: str) -> SessionFiles:
-        check_id(session_id)
+        return self._files_of(Address(self.tenant, check_id(session_id)))
+
+    def _files_of(self, address: Address) -> SessionFiles:
         with self._guard:
-            files = self._sessions.pop(session_id, None) or SessionFiles(self._place, session_id)
-            self._sessions[session_id] = files
+            files = self._sessions.pop(address, None) or SessionFiles(self._place, address)
+            self._sessions[address] = files
             if len(self._sessions) > REMEMBERED:
                 del self._sessions[next(iter(self._sessions))]
             return files
@@ -409,13 +428,10 @@ class FilesSessionStore:
         """Tell whether any session refers to a payload, or has it put for later."""
         try:
             marks = sweep.Marks()
-            sweep.mark(self._place, self._files, marks)
+            sweep.mark(self._place, self._files_of, marks, tenant)
         except (Corruption, StoreNewer):
             # Refs of a log that cannot be read are not known: gc decides once it is restored.
             return True
         if marks.holds((tenant, payload_id)):
             return True
-        return any(
-            files.tenant() == tenant and payload_id in files.grants.read()
-            for files in map(self._files, marks.used)
-        )
+        return any(payload_id in files.grants.read() for files in map(self._files_of, marks.used))

@@ -14,64 +14,65 @@ from dataclasses import dataclass, field
 
 from holdfast.blobs.disk import TEMPORARY
 from holdfast.blobs.port import BlobEntry
-from holdfast.core.errors import InvalidId, NotFound, SessionDeleted
-from holdfast.core.ids import check_id
+from holdfast.core.errors import NotFound, SessionDeleted
 from holdfast.stores.files.lease_file import read_heartbeat
 from holdfast.stores.files.rewrites import remove_folder
 from holdfast.stores.files.session_files import Place, SessionFiles
 from holdfast.stores.port import GC_GRACE_SECONDS, GcReport
+from holdfast.stores.tenancy import Address
 
-OpenSession = Callable[[str], SessionFiles]
+OpenSession = Callable[[Address], SessionFiles]
 
 
 @dataclass(slots=True)
 class Marks:
     """What sessions refer to, each as of a size of its log and inbox."""
 
-    used: dict[str, set[tuple[str, str]]] = field(default_factory=dict)
-    sizes: dict[str, tuple[int, int, bytes]] = field(default_factory=dict)
+    used: dict[Address, set[tuple[str, str]]] = field(default_factory=dict)
+    sizes: dict[Address, tuple[int, int, bytes]] = field(default_factory=dict)
 
     def holds(self, key: tuple[str, str]) -> bool:
         """Tell whether any session refers to a (tenant, payload)."""
         return any(key in used for used in self.used.values())
 
 
-def mark(place: Place, open_session: OpenSession, marks: Marks) -> None:
+def mark(place: Place, open_session: OpenSession, marks: Marks, tenant: str | None) -> None:
     """Bring marks up to date; a damaged log is Corruption, since its refs cannot be known."""
-    names = place.disk.names(place.layout.runs)
-    for gone in marks.used.keys() - set(names):
+    addresses = place.layout.addresses(place.disk, tenant)
+    for gone in marks.used.keys() - set(addresses):
         del marks.used[gone]
         del marks.sizes[gone]
-    for name in names:
+    for address in addresses:
         try:
-            files = open_session(check_id(name))
+            files = open_session(address)
             files.reading(lambda files=files: _mark_session(files, marks))  # type: ignore[misc]
-        except (InvalidId, NotFound, SessionDeleted):
-            marks.used.pop(name, None)
-            marks.sizes.pop(name, None)
+        except (NotFound, SessionDeleted):
+            marks.used.pop(address, None)
+            marks.sizes.pop(address, None)
 
 
 def _mark_session(files: SessionFiles, marks: Marks) -> None:
     size = files.log.size()
     sizes = (size, files.inbox.size(), files.log.mark(size))
-    if marks.sizes.get(files.id) == sizes:
+    if marks.sizes.get(files.address) == sizes:
         return
-    tenant = files.tenant()
-    marks.used[files.id] = {(tenant, payload_id) for payload_id in files.used()}
-    marks.sizes[files.id] = sizes
+    marks.used[files.address] = {(files.tenant, payload_id) for payload_id in files.used()}
+    marks.sizes[files.address] = sizes
 
 
-def sweep(place: Place, open_session: OpenSession, dry_run: bool, grace: float) -> GcReport:
+def sweep(
+    place: Place, open_session: OpenSession, dry_run: bool, grace: float, tenant: str | None
+) -> GcReport:
     """Remove payloads that no session refers to and that are older than the grace."""
     marks = Marks()
-    mark(place, open_session, marks)
+    mark(place, open_session, marks, tenant)
     before = time.time() - grace
     if dry_run:
-        return _report(place, marks, before)
+        return _report(place, marks, before, tenant)
     with place.sweeping():
-        mark(place, open_session, marks)
+        mark(place, open_session, marks, tenant)
         _forget_unused(place, open_session, marks, before)
-        report = _report(place, marks, before, remove=True)
+        report = _report(place, marks, before, tenant, remove=True)
     # A write that is under way has a temporary file too, whatever grace was asked for.
     tidy(place, open_session, time.time() - max(grace, GC_GRACE_SECONDS))
     return report
@@ -80,22 +81,23 @@ def sweep(place: Place, open_session: OpenSession, dry_run: bool, grace: float) 
 def _forget_unused(place: Place, open_session: OpenSession, marks: Marks, before: float) -> None:
     """End the rights of sessions to what they do not use and was last put before a moment."""
     young = {(e.tenant, e.id) for e in place.blobs.entries() if e.modified > before}
-    for session_id, used in marks.used.items():
+    for address, used in marks.used.items():
         with suppress(NotFound, SessionDeleted):
-            files = open_session(session_id)
-            tenant = files.tenant()
-            mine = ((tenant, payload_id) for payload_id in files.grants.read())
+            files = open_session(address)
+            mine = ((files.tenant, payload_id) for payload_id in files.grants.read())
             old = {key[1] for key in mine if key not in used and key not in young}
             if old:
                 with files.writing():
                     files.grants.drop(old)
 
 
-def _report(place: Place, marks: Marks, before: float, *, remove: bool = False) -> GcReport:
+def _report(
+    place: Place, marks: Marks, before: float, tenant: str | None, *, remove: bool = False
+) -> GcReport:
     used = set().union(*marks.used.values())
     orphans: list[BlobEntry] = []
     kept = 0
-    for entry in place.blobs.entries():
+    for entry in (e for e in place.blobs.entries() if tenant in (None, e.tenant)):
         if (entry.tenant, entry.id) not in used and entry.modified <= before:
             orphans.append(entry)
         else:
@@ -111,10 +113,10 @@ def tidy(place: Place, open_session: OpenSession, limit: float) -> None:
     """Remove what interrupted writes, deletes and dead owners left behind."""
     disk, layout = place.disk, place.layout
     place.blobs.sweep(limit)
-    for name in disk.names(layout.runs):
-        with suppress(InvalidId, OSError):
-            files = open_session(name)
-            if disk.stat(layout.tombstone(name)) is not None:
+    for address in layout.addresses(disk, None):
+        with suppress(OSError):
+            files = open_session(address)
+            if disk.stat(layout.tombstone(address)) is not None:
                 remove_folder(files)
                 continue
             for part in disk.names(files.folder):

@@ -28,7 +28,6 @@ from holdfast.stores.files import derived
 from holdfast.stores.files.inbox_file import item_line
 from holdfast.stores.files.lease_file import holding_bytes
 from holdfast.stores.files.lines import SEAL_BYTES, BatchLine, Header
-from holdfast.stores.files.listing import note_order
 from holdfast.stores.files.session_files import SessionFiles, unknown, write_failed
 from holdfast.stores.files.tip import Tip
 from holdfast.stores.port import Appended, InboxDraft, InboxItem, Lease
@@ -61,7 +60,7 @@ def create(
 ) -> State:
     """Create a session by its first event, or return the existing one's state."""
     disk, layout = files.place.disk, files.place.layout
-    if disk.stat(layout.tombstone(files.id)) is not None:
+    if disk.stat(layout.tombstone(files.address)) is not None:
         raise _deleted(files)
     batch = extend(empty(files.id), [started], at=now(), payloads=payloads)
     if disk.stat(files.log.path) is not None:
@@ -70,10 +69,11 @@ def create(
     with files.place.unswept(bool(batch.refs)):
         prove(files, empty(files.id), batch, source)
         keep(files, started.tenant, batch.payloads.values())
+        layout.make_tenant(disk, files.tenant)
         disk.make_directory(files.folder)
-        disk.sync_directory(layout.runs)
+        disk.sync_directory(files.folder.parent)
         with files.lock():
-            if disk.stat(layout.tombstone(files.id)) is not None:
+            if disk.stat(layout.tombstone(files.address)) is not None:
                 raise _deleted(files)
             if disk.stat(files.log.path) is not None:
                 return _existing(files, batch)
@@ -85,7 +85,6 @@ def create(
                 files, files.log.path, header.line() + line, f"creating session {files.id!r}"
             )
             files.moved(None)
-    note_order(files.place, files.id, header.order)
     derived.refresh(files, force=True)
     return batch.state
 
@@ -136,7 +135,7 @@ def put_inbox(files: SessionFiles, draft: InboxDraft) -> InboxItem:
     with files.place.unswept(outside):
         files.check_present()
         if content is not None and outside:
-            keep(files, files.tip().state.tenant, [content])
+            keep(files, files.tenant, [content])
             content = content.bare()
         with files.writing():
             inbox = files.inbox.read()
@@ -186,7 +185,7 @@ def put_payload(files: SessionFiles, item: Slot) -> None:
     check_bytes(item, item.data)
     with files.place.unswept():
         files.check_present()
-        keep(files, files.tenant(), [item])
+        keep(files, files.tenant, [item])
         with files.writing():
             files.grants.add(item.id)
 
@@ -350,7 +349,7 @@ def _may_take(
 ) -> bool:
     if payload_id in files.grants.read():
         return True
-    if source is None or source.tenant() != tenant:
+    if source is None or source.tenant != tenant:
         return False
     return not source.foreign([payload_id]) or payload_id in source.grants.read()
 

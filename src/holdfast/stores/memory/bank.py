@@ -25,6 +25,7 @@ from holdfast.stores.port import (
     PendingWait,
     SessionInfo,
 )
+from holdfast.stores.tenancy import Address
 
 
 @dataclass(slots=True)
@@ -62,21 +63,21 @@ class MemoryBank:
         self.clock = clock or time.monotonic
         self.leases_run_out = clock is not None
         self.lock = threading.RLock()
-        self.logs: dict[str, Log] = {}
-        self.deleted: set[str] = set()
+        self.logs: dict[Address, Log] = {}
+        self.deleted: set[Address] = set()
         self.payloads: dict[tuple[str, str], Payload] = {}
         self.owners: dict[str, float] = {}
         self.feeds: list[Feed] = []
         self.orders = 0
 
-    def log(self, session_id: str) -> Log:
+    def log(self, address: Address) -> Log:
         """Return a session; SessionNotFound or SessionDeleted where there is none."""
-        check_id(session_id)
-        if session_id in self.deleted:
-            raise SessionDeleted(f"session {session_id!r} was deleted")
-        log = self.logs.get(session_id)
+        check_id(address.id)
+        if address in self.deleted:
+            raise SessionDeleted(f"session {address.id!r} was deleted")
+        log = self.logs.get(address)
         if log is None:
-            raise SessionNotFound(f"there is no session {session_id!r} in this store")
+            raise SessionNotFound(f"there is no session {address.id!r} in this store")
         return log
 
     def is_alive(self, owner: str) -> bool:
@@ -152,12 +153,12 @@ class MemoryBank:
     def post(self, sender: Log, session_id: str, draft: InboxDraft) -> tuple[str, int] | None:
         """Put an item into another session's inbox; return that session's position."""
         try:
-            target = self.log(session_id)
+            target = self.log(Address(sender.state.tenant, session_id))
             self.put(target, draft)
         except (SessionNotFound, SessionDeleted, InboxConflict) as error:
             rows.log_dropped_post(sender.state.session, session_id, draft, error)
             return None
-        return session_id, target.state.seq
+        return Address(target.state.tenant, session_id).key, target.state.seq
 
     def waits(self, log: Log) -> list[PendingWait]:
         """Return the calls of a session that wait."""
@@ -231,9 +232,9 @@ class MemoryBank:
                     reach.follow(item, kept.data)
         return found
 
-    def forget_unused(self, before: float) -> None:
+    def forget_unused(self, before: float, tenant: str | None) -> None:
         """End the rights of sessions to what they do not use and was last put before a moment."""
-        for log in self.logs.values():
+        for log in (log for log in self.logs.values() if tenant in (None, log.state.tenant)):
             for payload_id in log.refs - self.used(log):
                 kept = self.payloads.get((log.state.tenant, payload_id))
                 if kept is None or kept.put_at <= before:
@@ -261,7 +262,7 @@ class MemoryBank:
             log.state.tenant == tenant and payload_id in log.refs for log in self.logs.values()
         )
 
-    def wake(self, session_id: str, seq: int) -> None:
+    def wake(self, key: str, seq: int) -> None:
         """Tell every handle that a session has moved."""
         for feed in list(self.feeds):
-            feed.wake(session_id, seq)
+            feed.wake(key, seq)

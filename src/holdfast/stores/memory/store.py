@@ -10,8 +10,10 @@ from __future__ import annotations
 import asyncio
 import math
 import os
+import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 from msgspec import structs
 
@@ -53,9 +55,10 @@ from holdfast.stores.port import (
     StoreFlags,
     Transient,
 )
+from holdfast.stores.tenancy import Address, TenantHandle
 
 
-class MemorySessionStore:
+class MemorySessionStore(TenantHandle):
     """A handle on a memory bank."""
 
     def __init__(
@@ -65,8 +68,8 @@ class MemorySessionStore:
         self._owner = new_owner_id()
         self._pid = os.getpid()
         self._lease_seconds = lease_seconds
-        self._feed = Feed(self._page)
-        self._closed = False
+        self._feed = Feed()
+        self._closed = threading.Event()  # views share it
         self.bank.feeds.append(self._feed)
         self._beat()
 
@@ -89,26 +92,27 @@ class MemorySessionStore:
         adopt_from: str | None = None,
     ) -> State:
         """Create a session by its first event, or return the existing one's state."""
-        check_id(session_id)
+        address = Address(self.tenant, check_id(session_id))
         checks.check_started(started)
+        self.check_tenant(started.tenant)
         if adopt_from is not None:
             check_id(adopt_from)
         (payloads,) = checks.as_tuples(payloads)
         with self._locked():
-            if session_id in self.bank.deleted:
+            if address in self.bank.deleted:
                 raise SessionDeleted(f"session {session_id!r} was deleted; choose another id")
             batch = extend(empty(session_id), [started], at=now(), payloads=payloads)
-            existing = self.bank.logs.get(session_id)
+            existing = self.bank.logs.get(address)
             if existing is not None:
                 rows.check_same_start(existing.events[0], batch.events[0])
                 return existing.state
-            source = None if adopt_from is None else self.bank.log(adopt_from)
+            source = None if adopt_from is None else self._log(adopt_from)
             self.bank.orders += 1
             log = Log(self.bank.orders, [], batch.state)
             self.bank.prove(log, started.tenant, batch, source)
             self.bank.store(log, batch)
-            self.bank.logs[session_id] = log
-        self.bank.wake(session_id, log.state.seq)
+            self.bank.logs[address] = log
+        self.bank.wake(address.key, log.state.seq)
         return log.state
 
     async def append(
@@ -134,7 +138,7 @@ class MemorySessionStore:
             if draft.content is not None and draft.content.data is not None:
                 await _check(draft.content, draft.content.data)
         with self._locked():
-            log = self.bank.log(lease.session)
+            log = self._log(lease.session)
             self.bank.check_lease(log, lease)
             self._beat()
             if log.state.seq != after_seq:
@@ -144,7 +148,7 @@ class MemorySessionStore:
                     seq=log.state.seq,
                 )
             batch = extend(log.state, facts, at=now(), head=head, edges=edges, payloads=payloads)
-            source = None if adopt_from is None else self.bank.log(adopt_from)
+            source = None if adopt_from is None else self._log(adopt_from)
             taken = self.bank.consumed(log, consumes, batch.state.seq)
             self.bank.prove(log, log.state.tenant, batch, source)
             self.bank.check_posts(log, batch, [draft for _, draft in posts])
@@ -154,7 +158,7 @@ class MemorySessionStore:
                 log.owner = None
             inbox = log.waiting if release else None
             posted = [self.bank.post(log, *post) for post in posts]
-        for position in [(lease.session, batch.state.seq), *posted]:
+        for position in [(self._key(lease.session), batch.state.seq), *posted]:
             if position is not None:
                 self.bank.wake(*position)
         return Appended(batch.events, batch.state, batch.head, inbox)
@@ -163,7 +167,7 @@ class MemorySessionStore:
         """Make a payload known for later appends of this session."""
         await _check(item, checks.check_payload(item))
         with self._locked():
-            log = self.bank.log(session_id)
+            log = self._log(session_id)
             self.bank.keep(log.state.tenant, item)
             log.refs.add(item.id)
         return item.bare()
@@ -172,7 +176,7 @@ class MemorySessionStore:
         """Return a payload that this session refers to."""
         check_content_id(payload_id)
         with self._locked():
-            log = self.bank.log(session_id)
+            log = self._log(session_id)
             if payload_id not in log.refs:
                 if payload_id in log.erased:
                     raise rows.erased_error(payload_id, *log.erased[payload_id])
@@ -185,7 +189,7 @@ class MemorySessionStore:
     async def load_state(self, session_id: str) -> State:
         """Return the state at the tip."""
         with self._locked():
-            return self.bank.log(session_id).state
+            return self._log(session_id).state
 
     async def read_events(
         self,
@@ -200,7 +204,7 @@ class MemorySessionStore:
         """Return a page of events."""
         checks.check_page(after, before, limit, types)
         with self._locked():
-            events = self.bank.log(session_id).events
+            events = self._log(session_id).events
             stop = len(events) if before is None else min(before - 1, len(events))
             found = events[after:stop]
         if reverse:
@@ -212,7 +216,7 @@ class MemorySessionStore:
     async def session_info(self, session_id: str) -> SessionInfo:
         """Return one session's row of a listing."""
         with self._locked():
-            return self.bank.info(self.bank.log(session_id))
+            return self.bank.info(self._log(session_id))
 
     async def list_sessions(
         self,
@@ -226,9 +230,10 @@ class MemorySessionStore:
         checks.check_filter(where)
         below = rows.read_cursor(cursor)
         with self._locked():
-            logs = sorted(self.bank.logs.values(), key=lambda log: -log.order)
+            logs = sorted(self._scoped(where), key=lambda log: -log.order)
             infos = [(log.order, self.bank.info(log)) for log in logs if log.order < below]
-        found = [(order, info) for order, info in infos if rows.matches(info, where)]
+        wanted = None if where is None else replace(where, tenant=None)
+        found = [(order, info) for order, info in infos if rows.matches(info, wanted)]
         page = found[:limit]
         more = rows.write_cursor(page[-1][0]) if len(found) > limit else None
         return SessionPage(tuple(info for _, info in page), more)
@@ -244,16 +249,21 @@ class MemorySessionStore:
         """Return one page of the calls that wait for someone."""
         rows.check_pending(where, due_before, limit)
         with self._locked():
-            found = [wait for log in self.bank.logs.values() for wait in self.bank.waits(log)]
-        return rows.page_of_waits(found, where, due_before, limit, cursor)
+            logs = self._scoped(where)
+            found = [wait for log in logs for wait in self.bank.waits(log)]
+        wanted = None if where is None else replace(where, tenant=None)
+        return rows.page_of_waits(found, wanted, due_before, limit, cursor)
 
-    async def work_due(self, now: str, *, limit: int = 100, cursor: str | None = None) -> DuePage:
+    async def work_due(
+        self, now: str, *, tenant: str | None = None, limit: int = 100, cursor: str | None = None
+    ) -> DuePage:
         """Return one page of the sessions that nobody drives and that have work."""
         clock = checks.check_moment(now)
         checks.check_page(0, None, limit)
+        checks.check_scope(tenant)
         after = rows.read_cursor(cursor, 0)
         with self._locked():
-            logs = [log for log in self.bank.logs.values() if log.order > after]
+            logs = [log for log in self._scoped(SessionFilter(tenant)) if log.order > after]
             due = [(log.order, self.bank.due(log, clock)) for log in logs]
         found = [(order, session) for order, session in due if session is not None]
         page = found[:limit]
@@ -266,22 +276,22 @@ class MemorySessionStore:
         if draft.content is not None and draft.content.data is not None:
             await _check(draft.content, draft.content.data)
         with self._locked():
-            log = self.bank.log(session_id)
+            log = self._log(session_id)
             item = self.bank.put(log, draft)
             seq = log.state.seq
-        self.bank.wake(session_id, seq)
+        self.bank.wake(self._key(session_id), seq)
         return item
 
     async def list_inbox(self, session_id: str, *, pending: bool = True) -> list[InboxItem]:
         """Return inbox items in order of arrival."""
         with self._locked():
-            items = [rows.shown_item(i) for i in self.bank.log(session_id).inbox.values()]
+            items = [rows.shown_item(i) for i in self._log(session_id).inbox.values()]
         return [item for item in items if not pending or item.consumed_seq is None]
 
     async def acquire(self, session_id: str, *, takeover: bool = False) -> Lease:
         """Take the right to drive a session."""
         with self._locked():
-            log = self.bank.log(session_id)
+            log = self._log(session_id)
             self._beat()
             if log.owner is not None and self.bank.is_alive(log.owner):
                 raise rows.held_error(self.bank.lease_info(log))
@@ -294,55 +304,57 @@ class MemorySessionStore:
     async def renew(self, lease: Lease) -> None:
         """Prove that the lease still holds."""
         with self._locked():
-            self.bank.check_lease(self.bank.log(checks.check_lease(lease)), lease)
+            self.bank.check_lease(self._log(checks.check_lease(lease)), lease)
             self._beat()
 
     async def release(self, lease: Lease) -> None:
         """Give the lease back."""
         checks.check_lease(lease)
         with self._locked():
-            log = self.bank.logs.get(lease.session)
+            log = self.bank.logs.get(Address(self.tenant, lease.session))
             if log is not None and lease.is_of(log.owner, log.epoch):
                 log.owner = None
 
     async def lease_of(self, session_id: str) -> LeaseInfo | None:
         """Return who holds the session."""
         with self._locked():
-            log = self.bank.log(session_id)
+            log = self._log(session_id)
             return None if log.owner is None else self.bank.lease_info(log)
 
     def subscribe(self, session_id: str, *, after: int = 0) -> SessionSubscription:
         """Follow one session from a position."""
         check_process(self._pid)
-        check_id(session_id)
-        return self._feed.subscribe(session_id, after)
+        address = Address(self.tenant, check_id(session_id))
+        return self._feed.subscribe(address, after, self._page)
 
-    def subscribe_all(self) -> HintSubscription:
+    def subscribe_all(self, *, tenant: str | None = None) -> HintSubscription:
         """Follow all sessions by hints."""
         check_process(self._pid)
-        return self._feed.subscribe_all()
+        checks.check_scope(tenant)
+        return self._feed.subscribe_all(self.scope(tenant))
 
     def notify(self, item: Transient) -> None:
         """Hand a live-only item to this handle's subscribers."""
         check_process(self._pid)
-        self._feed.notify(item)
+        self._feed.notify(self.tenant, item)
 
     async def delete(self, session_id: str) -> None:
         """Delete a session that nobody drives."""
         with self._locked():
-            log = self.bank.log(session_id)
+            log = self._log(session_id)
             if log.owner is not None and self.bank.is_alive(log.owner):
                 raise rows.held_error(self.bank.lease_info(log))
-            del self.bank.logs[session_id]
-            self.bank.deleted.add(session_id)
-        self.bank.wake(session_id, 0)
+            address = Address(self.tenant, session_id)
+            del self.bank.logs[address]
+            self.bank.deleted.add(address)
+        self.bank.wake(address.key, 0)
 
     async def erase(self, session_id: str, payload_id: str, rule: str) -> int:
         """Erase one value from a session."""
         check_content_id(payload_id)
         check_key(rule, "erasure rule")
         with self._locked():
-            log = self.bank.log(session_id)
+            log = self._log(session_id)
             at = now()
             places = rows.count_places(log.events, payload_id)
             asked = any(rows.holds(item, payload_id) for item in log.inbox.values())
@@ -364,7 +376,7 @@ class MemorySessionStore:
     async def erased(self, session_id: str) -> dict[str, tuple[str, str]]:
         """Return the erased payload ids of a session."""
         with self._locked():
-            return dict(self.bank.log(session_id).erased)
+            return dict(self._log(session_id).erased)
 
     async def gc(
         self, *, dry_run: bool = False, grace_seconds: float = GC_GRACE_SECONDS
@@ -372,24 +384,28 @@ class MemorySessionStore:
         """Remove payloads that no session refers to."""
         with self._locked():
             before = self.bank.clock() - checks.check_grace(grace_seconds)
-            orphans = self.bank.orphans(before)
-            kept = len(self.bank.payloads) - len(orphans)
+            scope = self.tenant if self.is_view else None
+            found = self.bank.orphans(before)
+            orphans = {key: kept for key, kept in found.items() if scope in (None, key[0])}
+            there = [tenant for tenant, _ in self.bank.payloads if scope in (None, tenant)]
+            left = len(there) - len(orphans)
             if not dry_run:
-                self.bank.forget_unused(before)
+                self.bank.forget_unused(before, scope)
                 for tenant, payload_id in orphans:
                     self.bank.drop(tenant, payload_id)
         size = sum(len(orphan.data) for orphan in orphans.values())
         ids = tuple(sorted(payload_id for _, payload_id in orphans))
-        return GcReport(len(orphans), size, kept, dry_run, ids)
+        return GcReport(len(orphans), size, left, dry_run, ids)
 
     async def import_log(self, copy: Copy) -> ImportOutcome:
         """Store a copy of a session's log."""
         checks.check_copy(copy)
-        session_id = copy.session
+        self.check_tenant(rows.tenant_of(copy))
+        session_id, address = copy.session, Address(self.tenant, copy.session)
         with self._locked():
-            if session_id in self.bank.deleted:
+            if address in self.bank.deleted:
                 raise SessionDeleted(f"session {session_id!r} was deleted here; it stays deleted")
-            existing = self.bank.logs.get(session_id)
+            existing = self.bank.logs.get(address)
             have = [] if existing is None else existing.events
             new = rows.forward(session_id, have, copy.events)
             if not new:
@@ -413,16 +429,18 @@ class MemorySessionStore:
             log.events = [*log.events, *new]
             log.state = state
             log.imported = rows.has_open_work(state)
-            self.bank.logs[session_id] = log
-        self.bank.wake(session_id, state.seq)
+            self.bank.logs[address] = log
+        self.bank.wake(address.key, state.seq)
         outcome = "created" if existing is None else "forwarded"
         return ImportOutcome(session_id, outcome, len(new))
 
     async def close(self) -> None:
         """Release this handle's leases; the bank stays."""
         check_process(self._pid)
+        if self.is_view:
+            return
         with self.bank.lock:
-            self._closed = True
+            self._closed.set()
             self.bank.owners.pop(self._owner, None)
             for log in self.bank.logs.values():
                 if log.owner == self._owner:
@@ -431,10 +449,21 @@ class MemorySessionStore:
                 self.bank.feeds.remove(self._feed)
         self._feed.close()
 
+    def _log(self, session_id: str) -> Log:
+        return self.bank.log(Address(self.tenant, session_id))
+
+    def _key(self, session_id: str) -> str:
+        return Address(self.tenant, session_id).key
+
+    def _scoped(self, where: SessionFilter | PendingFilter | None) -> list[Log]:
+        """Return the sessions of the tenant, or of all, that a listing is of."""
+        scope = self.scope(None if where is None else where.tenant)
+        return [log for address, log in self.bank.logs.items() if scope in (None, address.tenant)]
+
     @contextmanager
     def _locked(self) -> Iterator[None]:
         check_process(self._pid)
-        if self._closed:
+        if self._closed.is_set():
             raise rows.closed_error("memory:")
         with self.bank.lock:
             yield

@@ -22,6 +22,7 @@ from holdfast.core.payloads import walk
 from holdfast.stores.relational import events, inbox, payloads, sessions
 from holdfast.stores.relational.payloads import named, raw, ref_values
 from holdfast.stores.relational.plan import Change, Plan, Query, RemoveBlob, first
+from holdfast.stores.tenancy import Address
 
 logger = logging.getLogger("holdfast.stores")
 
@@ -49,18 +50,18 @@ class StaleRef(NamedTuple):
     session: int
 
 
-def stale(cutoff: int) -> Plan[dict[str, list[StaleRef]]]:
-    """Return by session the refs that may be unused since the cutoff."""
-    found: dict[str, list[StaleRef]] = {}
-    for session_id, *ref in (yield Query("list_stale_refs", {"cutoff": cutoff})):
-        found.setdefault(session_id, []).append(StaleRef(*ref))
+def stale(cutoff: int, tenant: str | None) -> Plan[dict[Address, list[StaleRef]]]:
+    """Return by session the refs that may be unused since the cutoff, of a tenant or of all."""
+    found: dict[Address, list[StaleRef]] = {}
+    for of, session_id, *ref in (yield Query("list_stale_refs", {"cutoff": cutoff, "of": tenant})):
+        found.setdefault(Address(of, session_id), []).append(StaleRef(*ref))
     return found
 
 
-def unused(session_id: str, candidates: Sequence[StaleRef]) -> Plan[list[StaleRef]]:
+def unused(address: Address, candidates: Sequence[StaleRef]) -> Plan[list[StaleRef]]:
     """Return the refs among the candidates that nothing in the session leads to."""
     try:
-        row = yield from sessions.find(session_id)
+        row = yield from sessions.find(address)
         log = yield from events.whole(row)
         slots = [item for event in log for item in walk(event.data)]
         slots += yield from inbox.contents(row)
@@ -68,7 +69,7 @@ def unused(session_id: str, candidates: Sequence[StaleRef]) -> Plan[list[StaleRe
     except (SessionNotFound, SessionDeleted):
         return []
     except (Corruption, InvalidInput):
-        logger.warning("session %r is damaged: gc keeps all its payloads", session_id)
+        logger.warning("session %r is damaged: gc keeps all its payloads", address.key)
         return []
     return [ref for ref in candidates if named(ref.digest) not in used]
 
@@ -81,35 +82,39 @@ def drop(refs: Sequence[StaleRef], cutoff: int) -> Plan[None]:
         yield Change("delete_stale_ref", values)
 
 
-def orphans(cutoff: int, without: Sequence[StaleRef] = ()) -> Plan[list[Orphan]]:
+def orphans(
+    cutoff: int, tenant: str | None, without: Sequence[StaleRef] = ()
+) -> Plan[list[Orphan]]:
     """Return the payloads last put before the cutoff that have no refs, or none but those given."""
     found: list[Orphan] = []
     gone = [f"{ref.tenant} {ref.digest.hex()} {ref.session}" for ref in without]
     while True:
-        part = yield from _orphans(cutoff, found[-1] if found else None, gone)
+        part = yield from _orphans(cutoff, tenant, found[-1] if found else None, gone)
         found += part
         if len(part) < BATCH:
             return found
 
 
-def _orphans(cutoff: int, after: Orphan | None, gone: list[str]) -> Plan[list[Orphan]]:
-    values: dict[str, Any] = {"cutoff": cutoff, "limit": BATCH}
+def _orphans(
+    cutoff: int, tenant: str | None, after: Orphan | None, gone: list[str]
+) -> Plan[list[Orphan]]:
+    values: dict[str, Any] = {"cutoff": cutoff, "of": tenant, "limit": BATCH}
     values |= {"gone": msgspec.json.encode(gone).decode()}
     values |= {"payload": after.key if after else 0, "tenant": after.tenant_key if after else 0}
     values |= {"id": raw(after.id) if after else b""}
     part = []
-    for key, tenant_key, tenant, digest, size, in_blob in (yield Query("find_orphans", values)):
+    for key, tenant_key, of, digest, size, in_blob in (yield Query("find_orphans", values)):
         payload_id = named(digest)
         if type(size) is not int:
             logger.warning("payload %r has the size %r: its row is damaged", payload_id, size)
             size = 0
-        part.append(Orphan(key, tenant_key, tenant, payload_id, size, bool(in_blob)))
+        part.append(Orphan(key, tenant_key, of, payload_id, size, bool(in_blob)))
     return part
 
 
-def collect(cutoff: int) -> Plan[list[Orphan]]:
+def collect(cutoff: int, tenant: str | None) -> Plan[list[Orphan]]:
     """Remove one batch of orphan rows and return them; their blobs are still there."""
-    gone = yield from _orphans(cutoff, None, [])
+    gone = yield from _orphans(cutoff, tenant, None, [])
     for orphan in gone:
         yield Change("delete_payload", ref_values(orphan.key, orphan.tenant_key, raw(orphan.id), 0))
     return gone
@@ -137,9 +142,9 @@ def sweep(blobs: Sequence[tuple[str, str]]) -> Plan[list[str]]:
     return gone
 
 
-def count() -> Plan[int]:
-    """Return how many payloads there are."""
-    (number,) = yield from first("count_payloads")
+def count(tenant: str | None) -> Plan[int]:
+    """Return how many payloads there are, of a tenant or of all."""
+    (number,) = yield from first("count_payloads", tenant)
     return int(number)
 
 

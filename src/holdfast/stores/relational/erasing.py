@@ -11,11 +11,12 @@ from holdfast.stores import rows
 from holdfast.stores.relational import events, inbox, payloads, sessions
 from holdfast.stores.relational.plan import Change, Plan
 from holdfast.stores.relational.sessions import SessionRow
+from holdfast.stores.tenancy import Address
 
 
-def erase(session_id: str, payload_id: str, rule: str) -> Plan[tuple[int, str]]:
-    """Erase a value; return in how many places, and the tenant whose blob may be unused."""
-    row = yield from sessions.find(session_id, lock=True)
+def erase(address: Address, payload_id: str, rule: str) -> Plan[int]:
+    """Erase a value; return in how many places. Its blob may be unused then."""
+    row = yield from sessions.find(address, lock=True)
     at = now()
     slots: list[Slot] = []
     for event in (yield from events.whole(row)):
@@ -31,8 +32,8 @@ def erase(session_id: str, payload_id: str, rule: str) -> Plan[tuple[int, str]]:
     referred = found is not None and found.used is not None
     if not places and not holding and not referred:
         if (yield from payloads.erasure(row, payload_id)) is not None:
-            return 0, row.tenant
-        raise rows.foreign_error(session_id, payload_id)
+            return 0
+        raise rows.foreign_error(row.id, payload_id)
     for item in holding:
         yield from inbox.rewrite(row, rows.erase_item(item, payload_id, at, rule))
     parts = yield from _parts(row, payload_id, found, places)
@@ -42,7 +43,7 @@ def erase(session_id: str, payload_id: str, rule: str) -> Plan[tuple[int, str]]:
     if parts:
         slots += [item.content for item in asked if item.content is not None]
         yield from _leave_to_gc(row, parts, [s for s in slots if s.id != payload_id])
-    return max(len(places), 1), row.tenant
+    return max(len(places), 1)
 
 
 def _parts(

@@ -165,17 +165,17 @@ class States:
     """The states of sessions, from memory where it is right, else from snapshot and log."""
 
     def __init__(self) -> None:
-        self._known: dict[str, State] = {}
+        self._known: dict[int, State] = {}
 
-    def remember(self, state: State) -> None:
-        """Keep a state in memory."""
+    def remember(self, key: int, state: State) -> None:
+        """Keep the state of the session with a key in memory."""
         if len(self._known) >= CACHED_STATES:
             self._known.clear()
-        self._known[state.session] = state
+        self._known[key] = state
 
     def load(self, row: SessionRow) -> Plan[State]:
         """Return the state at the tip of a session's log."""
-        known = self._known.get(row.id)
+        known = self._known.get(row.key)
         if known is not None and _is_at(known, row):
             return known
         state = (yield from _restore(row)) or empty(row.id)
@@ -187,9 +187,10 @@ class States:
                 state = apply(state, event)
         if not _is_at(state, row):
             raise gap(row, state.seq + 1)
-        known = self._known.get(row.id)
+        known = self._known.get(row.key)
         if known is None or known.seq <= state.seq:
-            self.remember(state)  # a reader may be behind the writer; the newer state stays
+            # A reader may be behind the writer; the newer state stays.
+            self.remember(row.key, state)
         return state
 
 

@@ -15,11 +15,12 @@ from holdfast.stores.relational import events, leases, payloads, pending, sessio
 from holdfast.stores.relational.events import States
 from holdfast.stores.relational.plan import Change, Plan, Query
 from holdfast.stores.relational.sessions import SessionRow
+from holdfast.stores.tenancy import Address
 
 
-def import_log(states: States, copy: Copy) -> Plan[tuple[ImportOutcome, State | None]]:
+def import_log(states: States, tenant: str, copy: Copy) -> Plan[tuple[ImportOutcome, State | None]]:
     """Store a copy of a log; the state is None where nothing changed."""
-    row = yield from sessions.look_up(copy.session, lock=True)
+    row = yield from sessions.look_up(Address(tenant, copy.session), lock=True)
     stored = [] if row is None else (yield from _stored(row, copy))
     new = rows.forward(copy.session, stored, copy.events)
     if row is not None:
@@ -53,7 +54,7 @@ def import_log(states: States, copy: Copy) -> Plan[tuple[ImportOutcome, State | 
     yield from events.take_snapshot(row.key, state)
     yield from pending.follow(row, before, state, tuple(new))
     yield Change("mark_imported", (int(rows.has_open_work(state)), row.key))
-    states.remember(state)
+    states.remember(row.key, state)
     return ImportOutcome(copy.session, outcome, len(new)), state
 
 

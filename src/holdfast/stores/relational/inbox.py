@@ -21,6 +21,7 @@ from holdfast.stores.port import InboxDraft, InboxItem
 from holdfast.stores.relational import payloads, sessions
 from holdfast.stores.relational.plan import Change, Clock, Plan, Query, first
 from holdfast.stores.relational.sessions import SessionRow
+from holdfast.stores.tenancy import Address
 
 
 def put(row: SessionRow, draft: InboxDraft) -> Plan[tuple[InboxItem, bool]]:
@@ -62,7 +63,7 @@ def post(sender: SessionRow, target_id: str, draft: InboxDraft) -> Plan[tuple[st
         if theirs is None or theirs.used is None:
             raise rows.foreign_error(sender.id, content.id)
     try:
-        target = yield from sessions.find(target_id)
+        target = yield from sessions.find(Address(sender.tenant, target_id))
         _, new = yield from put(target, draft)
     except (SessionNotFound, SessionDeleted, InboxConflict) as error:
         rows.log_dropped_post(sender.id, target_id, draft, error)
@@ -72,7 +73,7 @@ def post(sender: SessionRow, target_id: str, draft: InboxDraft) -> Plan[tuple[st
             yield from payloads.keep(target, [content], used=True)
         else:
             yield from payloads.adopt(target, content, theirs)
-    return target_id, target.seq
+    return target.address.key, target.seq
 
 
 def consume(row: SessionRow, key: str, seq: int) -> Plan[None]:

@@ -11,6 +11,7 @@ from holdfast.stores.owner import Heartbeat
 from holdfast.stores.port import Lease, LeaseInfo
 from holdfast.stores.relational.plan import Change, Plan, Query, first
 from holdfast.stores.relational.sessions import SessionRow
+from holdfast.stores.tenancy import Address
 
 
 def beat(sign: Heartbeat) -> Plan[None]:
@@ -92,9 +93,9 @@ def take(row: SessionRow, owner: str) -> Plan[int]:
     return row.epoch + 1
 
 
-def release(row_id: str, lease: Lease) -> Plan[None]:
+def release(address: Address, lease: Lease) -> Plan[None]:
     """Give a lease back; harmless if it was lost."""
-    yield Change("release_lease", (row_id, lease.owner, lease.epoch))
+    yield Change("release_lease", (*address, lease.owner, lease.epoch))
 
 
 class Liveness:

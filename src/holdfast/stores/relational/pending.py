@@ -159,10 +159,12 @@ def _prompt(data: bytes | str | None) -> Slot | None:
         return None  # a damaged event: verify names it, and the wait is shown all the same
 
 
-def work_due(now: int, after: int, limit: int) -> Plan[list[tuple[int, DueSession]]]:
+def work_due(
+    now: int, tenant: str | None, after: int, limit: int
+) -> Plan[list[tuple[int, DueSession]]]:
     """Return up to `limit` sessions that nobody drives and that have work, with their keys."""
     live = yield from live_owners()
-    wanted = {"now": now, "after": after, "limit": limit}
+    wanted = {"now": now, "tenant": tenant, "after": after, "limit": limit}
     found = yield Query("list_work_due", wanted | {"live": msgspec.json.encode(live).decode()})
     return [(key, _due(*columns)) for key, *columns in found]
 

@@ -6,6 +6,7 @@ Reads run beside the writers, take no lease and repair nothing.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from holdfast.core.errors import Corruption
@@ -30,26 +31,26 @@ from holdfast.stores.port import (
 from holdfast.stores.relational import events, inbox, leases, payloads, pending, sessions
 from holdfast.stores.relational.engine import Engine
 from holdfast.stores.relational.plan import Job, Plan
-from holdfast.stores.relational.sessions import SessionRow
+from holdfast.stores.tenancy import Address, TenantHandle
 
 
-class RelationalReading:
+class RelationalReading(TenantHandle):
     """The verbs that read; `RelationalSessionStore` adds those that write."""
 
     def __init__(self, engine: Engine, owner: Owner) -> None:
         self._engine = engine
         self._owner = owner
         self._states = events.States()
-        self._feed = Feed(self._page, engine.moved, engine.where)
+        self._feed = Feed(engine.moved, engine.where)
         engine.start(self._wake)
 
     async def get_payload(self, session_id: str, payload_id: str) -> bytes:
         """Return a payload that this session refers to."""
-        self._check(session_id)
+        address = self._at(session_id)
         check_content_id(payload_id)
 
         def plan() -> Plan[bytes]:
-            row = yield from sessions.find(session_id)
+            row = yield from sessions.find(address)
             return (yield from payloads.read(row, payload_id))
 
         try:
@@ -60,10 +61,10 @@ class RelationalReading:
 
     async def load_state(self, session_id: str) -> State:
         """Return the state at the tip."""
-        self._check(session_id)
+        address = self._at(session_id)
 
         def plan() -> Plan[State]:
-            return (yield from self._states.load((yield from sessions.find(session_id))))
+            return (yield from self._states.load((yield from sessions.find(address))))
 
         return await self._engine.read(plan, session_id)
 
@@ -78,11 +79,11 @@ class RelationalReading:
         types: Sequence[str] | None = None,
     ) -> list[Event]:
         """Return a page of events."""
-        self._check(session_id)
+        address = self._at(session_id)
         checks.check_page(after, before, limit, types)
 
         def plan() -> Plan[list[Event]]:
-            row = yield from sessions.find(session_id)
+            row = yield from sessions.find(address)
             page = events.page(
                 row, after=after, before=before, limit=limit, reverse=reverse, types=types
             )
@@ -92,9 +93,9 @@ class RelationalReading:
 
     async def session_info(self, session_id: str) -> SessionInfo:
         """Return one session's row of a listing."""
-        self._check(session_id)
+        address = self._at(session_id)
         return await self._engine.read(
-            lambda: sessions.info(session_id, leases.Liveness()), session_id
+            lambda: sessions.info(address, leases.Liveness()), session_id
         )
 
     async def list_sessions(
@@ -110,6 +111,7 @@ class RelationalReading:
         checks.check_filter(where)
         below = rows.read_cursor(cursor)
         wanted = where or SessionFilter()
+        wanted = replace(wanted, tenant=self.scope(wanted.tenant))
         found = await self._engine.read(
             lambda: sessions.page(wanted, below, limit + 1, leases.Liveness())
         )
@@ -129,63 +131,68 @@ class RelationalReading:
         self._owner.check_process()
         rows.check_pending(where, due_before, limit)
         wanted, due = where or PendingFilter(), waits.milliseconds(due_before)
+        wanted = replace(wanted, tenant=self.scope(wanted.tenant))
         after = rows.read_cursor(cursor, 0)
         found = await self._engine.read(lambda: pending.page(wanted, due, after, limit + 1))
         page = found[:limit]
         more = rows.write_cursor(page[-1][0]) if len(found) > limit else None
         return PendingPage(tuple(wait for _, wait in page), more)
 
-    async def work_due(self, now: str, *, limit: int = 100, cursor: str | None = None) -> DuePage:
+    async def work_due(
+        self, now: str, *, tenant: str | None = None, limit: int = 100, cursor: str | None = None
+    ) -> DuePage:
         """Return one page of the sessions that nobody drives and that have work."""
         self._owner.check_process()
         clock = checks.check_moment(now)
         checks.check_page(0, None, limit)
-        after = rows.read_cursor(cursor, 0)
-        found = await self._engine.read(lambda: pending.work_due(clock, after, limit + 1))
+        checks.check_scope(tenant)
+        after, scope = rows.read_cursor(cursor, 0), self.scope(tenant)
+        found = await self._engine.read(lambda: pending.work_due(clock, scope, after, limit + 1))
         page = found[:limit]
         more = rows.write_cursor(page[-1][0]) if len(found) > limit else None
         return DuePage(tuple(session for _, session in page), more)
 
     async def list_inbox(self, session_id: str, *, pending: bool = True) -> list[InboxItem]:
         """Return inbox items in order of arrival."""
-        self._check(session_id)
+        address = self._at(session_id)
 
         def plan() -> Plan[list[InboxItem]]:
-            return (yield from inbox.items((yield from sessions.find(session_id))))
+            return (yield from inbox.items((yield from sessions.find(address))))
 
         items = await self._engine.read(plan, session_id)
         return [item for item in items if not pending or item.consumed_seq is None]
 
     async def lease_of(self, session_id: str) -> LeaseInfo | None:
         """Return who holds the session."""
-        self._check(session_id)
+        address = self._at(session_id)
 
         def plan() -> Plan[LeaseInfo | None]:
-            return (yield from leases.holder((yield from sessions.find(session_id))))
+            return (yield from leases.holder((yield from sessions.find(address))))
 
         return await self._engine.read(plan, session_id)
 
     def subscribe(self, session_id: str, *, after: int = 0) -> SessionSubscription:
         """Follow one session from a position."""
-        self._check(session_id)
-        return self._feed.subscribe(session_id, after)
+        address = self._at(session_id)
+        return self._feed.subscribe(address, after, self._page)
 
-    def subscribe_all(self) -> HintSubscription:
+    def subscribe_all(self, *, tenant: str | None = None) -> HintSubscription:
         """Follow all sessions by hints."""
         self._owner.check_process()
-        return self._feed.subscribe_all()
+        checks.check_scope(tenant)
+        return self._feed.subscribe_all(self.scope(tenant))
 
     def notify(self, item: Transient) -> None:
         """Hand a live-only item to this handle's subscribers."""
         self._owner.check_process()
-        self._feed.notify(item)
+        self._feed.notify(self.tenant, item)
 
     async def erased(self, session_id: str) -> dict[str, tuple[str, str]]:
         """Return the erased payload ids of a session."""
-        self._check(session_id)
+        address = self._at(session_id)
 
         def plan() -> Plan[dict[str, tuple[str, str]]]:
-            return (yield from payloads.erasures((yield from sessions.find(session_id))))
+            return (yield from payloads.erasures((yield from sessions.find(address))))
 
         return await self._engine.read(plan, session_id)
 
@@ -198,16 +205,14 @@ class RelationalReading:
                 for position in job.moved(job.result):
                     self._feed.wake(*position)
 
-    def _check(self, session_id: str) -> str:
+    def _at(self, session_id: str) -> Address:
+        """Return the address of a session, checked."""
         self._owner.check_process()
-        return check_id(session_id)
+        return Address(self.tenant, check_id(session_id))
 
-    def _check_lease(self, lease: Lease) -> str:
+    def _at_lease(self, lease: Lease) -> Address:
         self._owner.check_process()
-        return checks.check_lease(lease)
-
-    async def _row(self, session_id: str) -> SessionRow:
-        return await self._engine.read(lambda: sessions.find(session_id), session_id)
+        return Address(self.tenant, checks.check_lease(lease))
 
     async def _page(self, session_id: str, *, after: int, limit: int) -> list[Event]:
         return await self.read_events(session_id, after=after, limit=limit)

@@ -16,6 +16,7 @@ from holdfast.core.state import State
 from holdfast.stores.port import SessionFilter, SessionInfo
 from holdfast.stores.relational.plan import Change, Plan, Query, first
 from holdfast.stores.rows import matches
+from holdfast.stores.tenancy import Address
 
 PAGE_ROWS = 500
 
@@ -33,26 +34,31 @@ class SessionRow(msgspec.Struct, frozen=True, gc=False):
     epoch: int
     imported: int
 
+    @property
+    def address(self) -> Address:
+        """Return the address of the session."""
+        return Address(self.tenant, self.id)
 
-def find(session_id: str, *, lock: bool = False) -> Plan[SessionRow]:
+
+def find(address: Address, *, lock: bool = False) -> Plan[SessionRow]:
     """Return a session's row; SessionNotFound or SessionDeleted where there is none."""
-    row = yield from look_up(session_id, lock=lock)
+    row = yield from look_up(address, lock=lock)
     if row is None:
-        raise SessionNotFound(f"there is no session {session_id!r} in this store")
+        raise SessionNotFound(f"there is no session {address.id!r} in this store")
     return row
 
 
-def look_up(session_id: str, *, lock: bool = False) -> Plan[SessionRow | None]:
+def look_up(address: Address, *, lock: bool = False) -> Plan[SessionRow | None]:
     """Return a session's row, None where there never was one; SessionDeleted where it is gone.
 
     `lock` keeps other writers of the session out until the end of the transaction.
     """
-    row = yield from first("lock_session" if lock else "session_row", session_id)
+    row = yield from first("lock_session" if lock else "session_row", *address)
     if row is not None:
         return SessionRow(*row)
-    if (yield from first("is_deleted", session_id)):
+    if (yield from first("is_deleted", address.id, address.tenant)):
         raise SessionDeleted(
-            f"session {session_id!r} was deleted; its id is never used again, choose another"
+            f"session {address.id!r} was deleted; its id is never used again, choose another"
         )
     return None
 
@@ -115,7 +121,7 @@ def _tip(state: State) -> tuple[Any, ...]:
 
 def delete(row: SessionRow) -> Plan[None]:
     """Remove everything of a session but its tombstone; its payloads are gc's."""
-    yield Change("insert_tombstone", (row.id, now()))
+    yield Change("insert_tombstone", (row.tenant, row.id, now()))
     for name in (
         "delete_events",
         "delete_snapshot",
@@ -132,10 +138,10 @@ IsLive = Callable[[str | None], Plan[bool]]
 """Tells whether an owner is alive."""
 
 
-def info(session_id: str, is_live: IsLive) -> Plan[SessionInfo]:
+def info(address: Address, is_live: IsLive) -> Plan[SessionInfo]:
     """Return what a listing shows of one session."""
-    yield from find(session_id)
-    row = yield from first("session_info", session_id)
+    found = yield from find(address)
+    row = yield from first("session_info", found.key)
     return (yield from _info(row, is_live))
 
 
@@ -174,7 +180,7 @@ def _selection(where: SessionFilter) -> tuple[str, dict[str, Any]]:
         return "list_sessions_by_status", wanted | {
             "status": status.RUNNING if running else where.status
         }
-    return "list_sessions", wanted
+    return "list_sessions" if where.tenant is None else "list_sessions_by_tenant", wanted
 
 
 def _readable(value: Any) -> Any:

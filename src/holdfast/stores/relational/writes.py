@@ -24,6 +24,7 @@ from holdfast.stores.relational import events, inbox, leases, payloads, pending,
 from holdfast.stores.relational.events import States
 from holdfast.stores.relational.plan import Plan, Query
 from holdfast.stores.relational.sessions import SessionRow
+from holdfast.stores.tenancy import Address
 
 logger = logging.getLogger("holdfast.stores")
 
@@ -45,23 +46,25 @@ class Request(msgspec.Struct, frozen=True, gc=False):
 
 def create(
     states: States,
-    session_id: str,
+    address: Address,
     started: SessionStarted,
     given: Sequence[Slot],
     adopt_from: str | None,
 ) -> Plan[State]:
     """Create a session by its first event, or return the existing one's state."""
-    row = yield from sessions.look_up(session_id, lock=True)
-    batch = extend(empty(session_id), [started], at=now(), payloads=given)
+    row = yield from sessions.look_up(address, lock=True)
+    batch = extend(empty(address.id), [started], at=now(), payloads=given)
     if row is not None:
         found = yield from events.page(row, limit=1)
         if not found or found[0].seq != 1:
             raise events.gap(row, 1)
         rows.check_same_start(found[0], batch.events[0])
         return (yield from states.load(row))
-    source = None if adopt_from is None else (yield from sessions.find(adopt_from))
+    source = None
+    if adopt_from is not None:
+        source = yield from sessions.find(Address(address.tenant, adopt_from))
     row = yield from sessions.insert(batch.state)
-    yield from _store(states, row, batch, source, empty(session_id))
+    yield from _store(states, row, batch, source, empty(address.id))
     return batch.state
 
 
@@ -69,10 +72,10 @@ Positions = list[tuple[str, int]]
 """Sessions that moved, and where they are."""
 
 
-def append(states: States, request: Request) -> Plan[tuple[Appended, Positions]]:
+def append(states: States, tenant: str, request: Request) -> Plan[tuple[Appended, Positions]]:
     """Append one batch, checked against the session's row; return also which sessions moved."""
     lease = request.lease
-    row = yield from sessions.find(lease.session, lock=True)
+    row = yield from sessions.find(Address(tenant, lease.session), lock=True)
     yield from leases.check(row, lease)
     if row.seq != request.after_seq:
         raise PositionConflict(
@@ -91,19 +94,19 @@ def append(states: States, request: Request) -> Plan[tuple[Appended, Positions]]
     )
     source = None
     if request.adopt_from is not None:
-        source = yield from sessions.find(request.adopt_from)
+        source = yield from sessions.find(Address(tenant, request.adopt_from))
     for key in request.consumes:
         yield from inbox.consume(row, key, batch.state.seq)
     yield from _store(states, row, batch, source, before)
     yield from sessions.move(row.key, batch.state)
     yield from pending.follow(row, before, batch.state, batch.events)
-    moved = [(row.id, batch.state.seq)]
+    moved = [(row.address.key, batch.state.seq)]
     for target, draft in sorted(request.posts, key=lambda post: (post[0], post[1].key)):
         position = yield from inbox.post(row, target, draft)
         moved += [] if position is None else [position]
     waiting = None
     if request.release:
-        yield from leases.release(row.id, lease)
+        yield from leases.release(row.address, lease)
         waiting = yield from inbox.count_waiting(row)
     return Appended(batch.events, batch.state, batch.head, waiting), moved
 
@@ -120,12 +123,12 @@ def _store(
     yield from events.insert(row.key, batch.events)
     if snapshots.is_due(batch.events[0].seq - 1, batch.state.seq):
         yield from events.take_snapshot(row.key, batch.state)
-    states.remember(batch.state)
+    states.remember(row.key, batch.state)
 
 
 def is_stored(state: State) -> Plan[bool]:
     """Tell whether a state's last event is in the log."""
-    row = yield from sessions.look_up(state.session)
+    row = yield from sessions.look_up(Address(state.tenant, state.session))
     return (yield from events.is_stored(state, row))
 
 
@@ -136,24 +139,24 @@ def has_lost_pending() -> Plan[bool]:
 
 def repair_pending(states: States) -> Plan[None]:
     """Make the rows of waiting calls anew for suspended sessions that have none."""
-    for (session_id,) in (yield Query("sessions_without_pending")):
+    for address in map(Address._make, (yield Query("sessions_without_pending"))):
         try:
-            row = yield from sessions.find(session_id, lock=True)
+            row = yield from sessions.find(address, lock=True)
             yield from pending.rebuild(row, (yield from states.load(row)))
         except Corruption as error:
-            logger.warning("the waiting calls of session %s are unknown: %s", session_id, error)
+            logger.warning("the waiting calls of session %s are unknown: %s", address.key, error)
 
 
-def put_payload(session_id: str, item: Slot) -> Plan[Slot]:
+def put_payload(address: Address, item: Slot) -> Plan[Slot]:
     """Store a payload for later appends."""
-    row = yield from sessions.find(session_id)
+    row = yield from sessions.find(address)
     yield from payloads.keep(row, [item], used=False)
     return item.bare()
 
 
-def put_inbox(session_id: str, draft: InboxDraft) -> Plan[tuple[InboxItem, int]]:
+def put_inbox(address: Address, draft: InboxDraft) -> Plan[tuple[InboxItem, int]]:
     """Store an inbox item; return it with the session's position."""
-    row = yield from sessions.find(session_id)
+    row = yield from sessions.find(address)
     item, new = yield from inbox.put(row, draft)
     if new and draft.content is not None and not draft.content.inline:
         yield from payloads.keep(row, [draft.content], used=True)
@@ -161,40 +164,40 @@ def put_inbox(session_id: str, draft: InboxDraft) -> Plan[tuple[InboxItem, int]]
 
 
 def acquire(
-    session_id: str, owner: str, sign: Heartbeat | None, uncertain: int | None, *, takeover: bool
+    address: Address, owner: str, sign: Heartbeat | None, uncertain: int | None, *, takeover: bool
 ) -> Plan[Lease]:
     """Take the right to drive a session.
 
     `sign` is a sign of life to store with it. `uncertain` is the epoch of a lease of this owner
     whose commit seemed to fail: it was never handed out, so nobody drives by it.
     """
-    row = yield from sessions.find(session_id, lock=True)
+    row = yield from sessions.find(address, lock=True)
     if sign is not None:
         yield from leases.beat(sign)
     if row.owner != owner or row.epoch != uncertain:
         yield from leases.check_free(row)
     if row.imported and not takeover:
-        raise rows.imported_error(session_id)
+        raise rows.imported_error(row.id)
     epoch = yield from leases.take(row, owner)
     waiting = yield from inbox.count_waiting(row)
-    return Lease(session_id, owner, epoch, row.seq, waiting)
+    return Lease(row.id, owner, epoch, row.seq, waiting)
 
 
-def is_held(lease: Lease) -> Plan[bool]:
+def is_held(tenant: str, lease: Lease) -> Plan[bool]:
     """Tell whether a lease is in the session's row."""
-    row = yield from sessions.look_up(lease.session)
+    row = yield from sessions.look_up(Address(tenant, lease.session))
     return row is not None and lease.is_of(row.owner, row.epoch)
 
 
-def renew(lease: Lease, sign: Heartbeat) -> Plan[None]:
+def renew(tenant: str, lease: Lease, sign: Heartbeat) -> Plan[None]:
     """Prove that a lease still holds, and store a sign of life."""
-    row = yield from sessions.find(lease.session)
+    row = yield from sessions.find(Address(tenant, lease.session))
     yield from leases.check(row, lease)
     yield from leases.beat(sign)
 
 
-def delete(session_id: str) -> Plan[None]:
+def delete(address: Address) -> Plan[None]:
     """Delete a session that nobody drives."""
-    row = yield from sessions.find(session_id, lock=True)
+    row = yield from sessions.find(address, lock=True)
     yield from leases.check_free(row)
     yield from sessions.delete(row)

@@ -338,7 +338,7 @@ _NEXT: dict[Any, str] = {
 
 def _fill_in_names(connection: apsw.Connection) -> None:
     found: Any = connection.execute(SQL["all_sessions"]).fetchall()
-    names = [(friendly_name(session_id), session_id) for session_id, _ in found]
+    names = [(friendly_name(session_id), session_id) for _, session_id, _ in found]
     connection.executemany(SQL["name_session"], names)
 
 

@@ -31,10 +31,10 @@ SELECT version, checksum FROM migrations ORDER BY version
 INSERT INTO migrations (version, name, checksum, applied_at) VALUES (?, ?, ?, ?)
 
 -- name: is_deleted
-SELECT 1 FROM tombstones WHERE id = ?
+SELECT 1 FROM tombstones WHERE id = ? AND tenant IN (?, '')
 
 -- name: insert_tombstone
-INSERT INTO tombstones (id, deleted_at) VALUES (?, ?)
+INSERT INTO tombstones (tenant, id, deleted_at) VALUES (?, ?, ?)
 
 -- name: insert_tenant
 INSERT INTO tenants (name) VALUES (?) ON CONFLICT DO NOTHING
@@ -44,7 +44,7 @@ SELECT key FROM tenants WHERE name = ?
 
 -- name: session_row, lock_session
 SELECT key, id, tenant, tenant_key, seq, digest, owner, epoch, imported
-FROM sessions WHERE id = ?
+FROM sessions WHERE tenant = ? AND id = ?
 
 -- name: insert_session
 INSERT INTO sessions (
@@ -88,10 +88,14 @@ DELETE FROM sessions WHERE key = ?
   AND (:agent IS NULL OR s.agent = :agent)
 
 -- name: session_info
-SELECT {session_columns} FROM sessions s WHERE s.id = ?
+SELECT {session_columns} FROM sessions s WHERE s.key = ?
 
 -- name: list_sessions
 SELECT {session_columns} FROM sessions s WHERE {session_filter}
+ORDER BY s.key DESC LIMIT :limit
+
+-- name: list_sessions_by_tenant
+SELECT {session_columns} FROM sessions s WHERE s.tenant = :tenant AND {session_filter}
 ORDER BY s.key DESC LIMIT :limit
 
 -- name: list_sessions_by_name
@@ -221,13 +225,13 @@ UPDATE refs SET used = 0 WHERE payload = :payload AND session = :session
 UPDATE payloads SET used = 0 WHERE key = :payload AND session = :session
 
 -- name: list_stale_refs
-SELECT s.id, p.key, p.tenant, p.id, s.key FROM payloads p JOIN sessions s ON s.key = p.session
-WHERE p.used = 0 AND p.at <= :cutoff
+SELECT s.tenant, s.id, p.key, p.tenant, p.id, s.key FROM payloads p JOIN sessions s ON s.key = p.session
+WHERE p.used = 0 AND p.at <= :cutoff AND (:of IS NULL OR s.tenant = :of)
 UNION ALL
-SELECT s.id, p.key, p.tenant, p.id, s.key FROM refs r
+SELECT s.tenant, s.id, p.key, p.tenant, p.id, s.key FROM refs r
 JOIN payloads p ON p.key = r.payload
 JOIN sessions s ON s.key = r.session
-WHERE r.used = 0 AND p.at <= :cutoff
+WHERE r.used = 0 AND p.at <= :cutoff AND (:of IS NULL OR s.tenant = :of)
 
 -- name: delete_stale_ref
 DELETE FROM refs WHERE payload = :payload AND session = :session AND used = 0
@@ -240,7 +244,7 @@ WHERE key = :payload AND session = :session AND used = 0 AND at <= :cutoff
 -- name: find_orphans
 SELECT p.key, p.tenant, t.name, p.id, p.size, p.data IS NULL
 FROM payloads p JOIN tenants t ON t.key = p.tenant
-WHERE p.at <= :cutoff AND p.key > :payload
+WHERE p.at <= :cutoff AND p.key > :payload AND (:of IS NULL OR t.name = :of)
   AND NOT EXISTS (
     SELECT 1 FROM sessions s WHERE s.key = p.session
       AND p.tenant || ' ' || lower(hex(p.id)) || ' ' || s.key
@@ -254,7 +258,7 @@ WHERE p.at <= :cutoff AND p.key > :payload
 ORDER BY p.key LIMIT :limit
 
 -- name: count_payloads
-SELECT count(*) FROM payloads
+SELECT count(*) FROM payloads p JOIN tenants t ON t.key = p.tenant WHERE ?1 IS NULL OR t.name = ?1
 
 -- name: put_erasure
 INSERT INTO erasures (session, payload, at, rule) VALUES (?, ?, ?, ?)
@@ -321,7 +325,7 @@ DELETE FROM owners WHERE id = ?
 UPDATE sessions SET owner = ?, epoch = ?, imported = 0 WHERE key = ?
 
 -- name: release_lease
-UPDATE sessions SET owner = NULL WHERE id = ? AND owner = ? AND epoch = ?
+UPDATE sessions SET owner = NULL WHERE tenant = ? AND id = ? AND owner = ? AND epoch = ?
 
 -- name: holds_lease
 SELECT 1 FROM sessions WHERE owner = ? LIMIT 1
@@ -334,16 +338,16 @@ SELECT
   (SELECT max(key) FROM events), (SELECT max(key) FROM inbox), (SELECT max(key) FROM tombstones)
 
 -- name: moved_sessions
-SELECT id, seq FROM sessions WHERE key IN (
+SELECT tenant, id, seq FROM sessions WHERE key IN (
   SELECT session FROM events WHERE key > ?
   UNION SELECT session FROM inbox WHERE key > ?
 )
 
 -- name: all_sessions
-SELECT id, seq FROM sessions
+SELECT tenant, id, seq FROM sessions
 
 -- name: deleted_sessions
-SELECT id, 0 FROM tombstones WHERE key > ?
+SELECT tenant, id, 0 FROM tombstones WHERE key > ?
 
 -- name: put_pending
 INSERT INTO pending_calls (
@@ -367,7 +371,7 @@ SELECT call_id, name, wait, kind, seq, since, deadline, due_at, assignee FROM pe
 WHERE session = ? ORDER BY key
 
 -- name: sessions_without_pending
-SELECT id FROM sessions
+SELECT tenant, id FROM sessions
 WHERE status = 'suspended' AND key NOT IN (SELECT session FROM pending_calls)
 
 -- part: pending_columns
@@ -398,7 +402,9 @@ ORDER BY p.key LIMIT :limit
 
 -- name: list_pending_by_session
 SELECT {pending_columns} FROM {pending_rows}
-WHERE p.session IN (SELECT key FROM sessions WHERE id = :session) AND {pending_filter}
+WHERE p.session IN (
+  SELECT key FROM sessions WHERE id = :session AND (:tenant IS NULL OR tenant = :tenant)
+) AND {pending_filter}
 ORDER BY p.key LIMIT :limit
 
 -- name: list_pending_by_assignee
@@ -422,6 +428,7 @@ WHERE s.key > :after
     UNION SELECT session FROM pending_calls WHERE due_at <= :now
     UNION SELECT key FROM sessions WHERE status IN ('running', 'stop_requested')
   )
+  AND (:tenant IS NULL OR s.tenant = :tenant)
   AND s.imported = 0
   AND s.status NOT IN ('stopped', 'failed')
   AND (s.owner IS NULL OR s.owner NOT IN (SELECT value FROM json_each(:live)))

@@ -17,6 +17,7 @@ import apsw
 from holdfast.core.errors import StoreFailed
 from holdfast.stores.rows import closed_error
 from holdfast.stores.sqlite.database import SQL, Database
+from holdfast.stores.tenancy import Address
 
 T = TypeVar("T")
 
@@ -66,7 +67,7 @@ class Readers:
                 return []
             if self._database.read_only:
                 self._seen, found = self._read(_moved, (self._seen,), None)
-                return [item for item in found if watched is None or item[0] in watched]
+                return _watched(found, watched)
             if self._poller is None:
                 self._poller = self._connect()
             version = self._poller.pragma("data_version")
@@ -74,7 +75,7 @@ class Readers:
                 return []
             self._seen, found = self._read(_moved, (self._seen,), None, self._poller)
             self._version = version
-        return [item for item in found if watched is None or item[0] in watched]
+        return _watched(found, watched)
 
     def _read(
         self,
@@ -110,6 +111,11 @@ def _transact(connection: apsw.Connection, work: Callable[..., T], args: tuple[A
         cursor.close(True)
         if connection.in_transaction:  # a failed read may have ended it
             connection.execute(SQL["rollback"])
+
+
+def _watched(found: Iterable[Any], watched: frozenset[str] | None) -> list[tuple[str, int]]:
+    keys = [(Address(tenant, session_id).key, seq) for tenant, session_id, seq in found]
+    return [(key, seq) for key, seq in keys if watched is None or key in watched]
 
 
 def _latest(cursor: apsw.Cursor) -> Any:

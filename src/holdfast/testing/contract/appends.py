@@ -59,11 +59,11 @@ class AppendContract(ContractPlace):
         for other in (
             facts.SessionStarted(),
             facts.SessionStarted(settings=slot("b", "settings")),
-            facts.SessionStarted(settings=slot("a", "settings"), tenant="else"),
+            facts.SessionStarted(settings=slot("a", "settings"), agent="else"),
         ):
             with pytest.raises(SettingsConflict, match="s-1"):
                 await store.create_session("s-1", other)
-        assert (await store.load_state("s-1")).tenant == "default"
+        assert (await store.load_state("s-1")).agent == "default"
 
     async def test_what_is_no_fact_is_refused_with_all_that_comes_with_it(
         self, store: SessionStore

@@ -46,7 +46,7 @@ class CopyContract(ContractPlace):
         self, place: Place, store: SessionStore, tmp_path: Path
     ) -> None:
         for session in ("s-1", "s-2"):
-            driver = await drive(store, session, facts.SessionStarted(tenant="t-1"))
+            driver = await drive(store, session, facts.SessionStarted(agent="a-1"))
             await driver.turn("hi")
             await driver.say(BIG)
         file = tmp_path / "export"

@@ -105,7 +105,6 @@ class ReadContract(ContractPlace):
             await store.create_session(
                 f"s-{number}",
                 facts.SessionStarted(
-                    tenant=f"t-{number % 2}",
                     kind="child" if number % 4 == 0 else "root",
                     agent=f"a-{number % 3}",
                     labels={"n": str(number), "even": str(number % 2 == 0)},
@@ -124,25 +123,24 @@ class ReadContract(ContractPlace):
             assert ids == [info.id for info in whole.sessions]
             return sorted(ids)
 
-        assert await listed(tenant="t-1") == ["s-1", "s-3", "s-5", "s-7"]
         assert await listed(kind="child") == ["s-0", "s-4"]
         assert await listed(parent="s-p") == ["s-0", "s-4"]
         assert await listed(agent="a-1") == ["s-1", "s-4", "s-7"]
         assert await listed(label=("even", "True"), agent="a-0") == ["s-0", "s-6"]
         assert await listed(label=("n", "3")) == ["s-3"]
         assert await listed(label=("absent", "")) == []
-        assert await listed(tenant="t-1", kind="child") == []
+        assert await listed(agent="a-1", kind="child") == ["s-4"]
         assert len(await listed(status="idle")) == 8
         assert await listed(status="stopped") == []
 
     async def test_a_listing_can_be_of_those_whose_inbox_waits(self, store: SessionStore) -> None:
         for number in range(6):
-            await store.create_session(f"s-{number}", facts.SessionStarted(tenant=f"t-{number}"))
+            await store.create_session(f"s-{number}", facts.SessionStarted(agent=f"a-{number}"))
         for name in ("s-1", "s-2", "s-4"):
             await store.put_inbox(name, InboxDraft("one", "message"))
         await store.put_inbox("s-2", InboxDraft("two", "message"))
         drivers = [
-            await drive(store, name, facts.SessionStarted(tenant=f"t-{name[2:]}"))
+            await drive(store, name, facts.SessionStarted(agent=f"a-{name[2:]}"))
             for name in ("s-2", "s-4")
         ]
         for driver in drivers:
@@ -159,8 +157,8 @@ class ReadContract(ContractPlace):
 
         assert await listed(waiting=True) == ["s-2", "s-1"]
         assert await listed(waiting=False) == ["s-5", "s-4", "s-3", "s-0"]
-        assert await listed(waiting=True, tenant="t-1", status="idle") == ["s-1"]
-        assert await listed(waiting=True, tenant="t-3") == []
+        assert await listed(waiting=True, agent="a-1", status="idle") == ["s-1"]
+        assert await listed(waiting=True, agent="a-3") == []
         await drivers[0].append(drivers[0].message("read"), consumes=["two"])
         assert await listed(waiting=True) == ["s-1"]
         for odd in (1, "yes", 0):

@@ -1,22 +1,23 @@
-"""Watch: noticing that other processes moved a session, by the size of its files."""
+"""Noticing that other processes moved a session, by the size of its files."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
 
-from holdfast.core.errors import HoldfastError, InvalidId
+from holdfast.core.errors import HoldfastError
 from holdfast.stores.files.session_files import Place, SessionFiles
+from holdfast.stores.tenancy import Address, address_of
 
 _Sizes = tuple[int, int]
 _UNSEEN: _Sizes = (-1, -1)
 _GONE: _Sizes = (-2, -2)
 
 
-class Watch:
+class SizePoll:
     """What the files of followed sessions looked like last time."""
 
-    def __init__(self, place: Place, open_session: Callable[[str], SessionFiles]) -> None:
+    def __init__(self, place: Place, open_session: Callable[[Address], SessionFiles]) -> None:
         self._place = place
         self._open = open_session
         self._seen: dict[str, _Sizes] = {}
@@ -26,17 +27,17 @@ class Watch:
         """Begin to watch: older changes of sessions not looked at yet are no news."""
         self._since = time.time()
 
-    def follow(self, session_id: str) -> None:
+    def follow(self, address: Address) -> None:
         """Begin to watch a session, so that its removal is news too."""
-        self._seen.setdefault(session_id, _UNSEEN)
+        self._seen.setdefault(address.key, _UNSEEN)
 
     def saw(self, files: SessionFiles) -> int:
         """Take note of a change that this handle made itself; return how far the session is."""
         try:
-            self._seen[files.id] = self._sizes(files)
+            self._seen[files.address.key] = self._sizes(files)
             return files.tip().state.seq
         except (OSError, HoldfastError):
-            self._seen.pop(files.id, None)
+            self._seen.pop(files.address.key, None)
             return 0
 
     def poll(self, watched: frozenset[str] | None) -> Iterator[tuple[str, int]]:
@@ -44,10 +45,11 @@ class Watch:
         names = watched
         if names is None:
             known = [name for name, sizes in list(self._seen.items()) if sizes != _GONE]
-            names = frozenset([*self._place.disk.names(self._place.layout.runs), *known])
+            there = self._place.layout.addresses(self._place.disk, None)
+            names = frozenset([*(address.key for address in there), *known])
         for name in names:
             try:
-                files = self._open(name)
+                files = self._open(address_of(name))
                 sizes = self._sizes(files)
                 if self._seen.get(name) == sizes or (watched is None and self._is_old(files, name)):
                     continue
@@ -58,8 +60,6 @@ class Watch:
                 if self._seen.get(name) != _GONE:
                     self._seen[name] = _GONE
                     yield name, 0
-            except InvalidId:
-                continue
 
     def _sizes(self, files: SessionFiles) -> _Sizes:
         return files.log.size(), files.inbox.size()
