@@ -120,3 +120,29 @@ async def test_one_turn_of_many_is_read_by_itself(store):
         await driver.turn(f"message {number}")
     (only,) = [item async for item in Reads(store).transcript("s-1", turn=2)]
     assert (only.turn, only.message, only.head is not None) == (2, "message 2", True)
+
+
+async def test_the_transcript_of_a_step_has_its_calls_with_what_became_of_them(store):
+    driver = await drive(store)
+    await driver.play(start_turn(driver.state, "hi"))
+    await driver.append(facts.StepStarted(step=1, turn=1, ordinal=1, model="m"))
+    await driver.append(facts.StepPut(step=1, turn=1, status="replied"))
+    await driver.append(requested("a", turn=1, step=1), requested("b", turn=1, step=1))
+    await driver.append(
+        facts.CallSuspended(call_id="a", kind="question", prompt=slot("May I?", "message"))
+    )
+    await driver.append(
+        facts.CallDispatched(calls=["b"]),
+        facts.CallResolved(call_id="b", outcome="error", error=slot({"code": "x"}, "error")),
+    )
+    (turn,) = [item async for item in Reads(store).transcript("s-1")]
+    first, second = turn.steps[0].calls
+    assert (first.status, first.waits_for, first.prompt) == ("suspended", "question", "May I?")
+    assert (second.status, second.error, second.arguments) == (
+        "error",
+        {"code": "x"},
+        {"text": "hi"},
+    )
+    await driver.append(facts.CallResolved(call_id="a", outcome="ok", result=slot(1, "answer")))
+    (turn,) = [item async for item in Reads(store).transcript("s-1")]
+    assert (turn.steps[0].calls[0].status, turn.steps[0].calls[0].waits_for) == ("ok", None)

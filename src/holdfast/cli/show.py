@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import sys
 from typing import Any
@@ -18,7 +19,7 @@ from holdfast.core.events import Event
 from holdfast.stores.port import SessionInfo
 from holdfast.views.documents import show_document
 from holdfast.views.reads import Reads
-from holdfast.views.transcript import StepTranscript, TurnTranscript
+from holdfast.views.transcript import CallTranscript, StepTranscript, TurnTranscript
 from holdfast.views.values import value_form
 
 SHOWN_LINES = 40
@@ -116,6 +117,8 @@ class Page:
             self._body(_problem(step.error))
         for cell in step.cells:
             self.aside(f"cell {cell.eval} · {cell.status} · {cell.elapsed_ms} ms")
+        for call in step.calls:
+            self._call(call)
         leaves = step.leaves
         if leaves.asked:
             self.aside(f"{count(leaves.asked, 'leaf call')}, {leaves.failed} failed")
@@ -124,6 +127,16 @@ class Page:
             self.aside(f"{lost} lost in a crash: the cost is unknown")
         if step.observation:
             self._body(step.observation, mark="> ")
+
+    def _call(self, call: CallTranscript) -> None:
+        given = json.dumps(value_form(call.arguments), ensure_ascii=False)
+        self.aside(f"call {call.name} · {call.effect} · {call.status} · {given}")
+        if call.waits_for is not None:
+            until = "" if call.deadline is None else f" until {call.deadline[:19]}"
+            asked = "" if call.prompt is None else f": {form_text(value_form(call.prompt))}"
+            self.aside(f"waits for {call.waits_for}{until}{asked}")
+        if call.error is not None:
+            self.aside(_problem(call.error))
 
     def _raw(self, event: Event) -> None:
         self._title(f"event {event.seq} · {event.type} version {event.version}")

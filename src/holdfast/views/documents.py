@@ -20,7 +20,12 @@ from holdfast.views.costs import CostView
 from holdfast.views.divergence import Divergence, Side
 from holdfast.views.families import Family, Relation, TreeNode
 from holdfast.views.lineage import EdgeView, HeadView
-from holdfast.views.transcript import CellTranscript, StepTranscript, TurnTranscript
+from holdfast.views.transcript import (
+    CallTranscript,
+    CellTranscript,
+    StepTranscript,
+    TurnTranscript,
+)
 from holdfast.views.values import value_form
 from holdfast.views.variables import VariablesView
 
@@ -147,11 +152,29 @@ def _step(step: StepTranscript) -> Document:
         "reply": step.reply,
         "observation": step.observation,
         "cells": [_cell(cell) for cell in step.cells],
+        "calls": [_call(call) for call in step.calls],
         "leaves": {"asked": leaves.asked, "failed": leaves.failed, "lost": leaves.lost},
         "usage": step.usage,
         "cost_usd": step.cost_usd,
         "latency_ms": step.latency_ms,
         "error": value_form(step.error),
+    }
+
+
+def _call(call: CallTranscript) -> Document:
+    return {
+        "call_id": call.call_id,
+        "name": call.name,
+        "kind": call.kind,
+        "effect": call.effect,
+        "status": call.status,
+        "arguments": value_form(call.arguments),
+        "result": value_form(call.result),
+        "error": value_form(call.error),
+        "waits_for": call.waits_for,
+        "prompt": value_form(call.prompt),
+        "deadline": call.deadline,
+        "child": call.child,
     }
 
 

@@ -46,6 +46,24 @@ class CellTranscript:
 
 
 @dataclass(frozen=True, slots=True)
+class CallTranscript:
+    """One call that the reply or its code made: a tool, a question, a child."""
+
+    call_id: str
+    name: str
+    kind: str
+    effect: str
+    status: str  # how far it got, or its outcome
+    arguments: Any
+    result: Any = None
+    error: Any = None
+    waits_for: str | None = None
+    prompt: Any = None
+    deadline: str | None = None
+    child: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class StepTranscript:
     """One model call, its reply, the code of the reply and what the model was shown of it."""
 
@@ -55,6 +73,7 @@ class StepTranscript:
     reply: str | None = None
     observation: str | None = None
     cells: tuple[CellTranscript, ...] = ()
+    calls: tuple[CallTranscript, ...] = ()
     leaves: LeafCounts = LeafCounts()
     usage: facts.Usage | None = None
     cost_usd: str | None = None
@@ -97,7 +116,8 @@ async def transcript(
     building: _Turn | None = None
     while page := await store.read_events(session_id, after=after, limit=PAGE_EVENTS):
         for event in page:
-            number = _turn_number(event)
+            fact = event.fact() if event.known else None
+            number = _turn_number(event, fact)
             if number is not None and (building is None or number != building.number):
                 if building is not None:
                     yield building.done()
@@ -105,7 +125,7 @@ async def transcript(
                         return
                 building = _Turn(store, session_id, event, number)
             if building is not None:
-                await building.add(event)
+                await building.add(event, fact)
             elif not event.known:
                 yield event
         after = page[-1].seq
@@ -113,12 +133,12 @@ async def transcript(
         yield building.done()
 
 
-def _turn_number(event: Event) -> int | None:
+def _turn_number(event: Event, fact: Fact | None) -> int | None:
     """Return the turn to which an event says that it belongs."""
-    if event.known:
-        return getattr(event.fact(), "turn", None)
+    number = getattr(fact, "turn", None)
     # A newer release may mean anything by its fields; that a turn starts is all that is needed.
-    number = event.data.get("turn") if event.type == facts.TurnStarted.TYPE else None
+    if fact is None and event.type == facts.TurnStarted.TYPE:
+        number = event.data.get("turn")
     return number if type(number) is int else None
 
 
@@ -144,17 +164,25 @@ class _Turn:
         self._session = session_id
         self._turn = TurnTranscript(turn=number, seq=first.seq, at=first.at)
         self._steps: dict[int, StepTranscript] = {}
+        self._calls: dict[str, tuple[int, CallTranscript]] = {}  # with the step of each
 
     def done(self) -> TurnTranscript:
         """Return the turn as it stands."""
-        return replace(self._turn, steps=tuple(self._steps.values()))
+        calls: dict[int, list[CallTranscript]] = {}
+        for step, call in self._calls.values():
+            calls.setdefault(step, []).append(call)
+        steps = {number: self._step(number) for number in (*self._steps, *calls)}
+        whole = [replace(step, calls=tuple(calls.get(n, ()))) for n, step in steps.items()]
+        return replace(self._turn, steps=tuple(whole))
 
-    async def add(self, event: Event) -> None:
+    async def add(self, event: Event, fact: Fact | None) -> None:
         """Add one event that the log has of the turn."""
-        if event.known:
-            await self._add(event.fact())
-        else:
+        if fact is None:
             self._turn = replace(self._turn, raw=(*self._turn.raw, event))
+        elif event.type.startswith("call."):
+            await self._add_call(fact)
+        else:
+            await self._add(fact)
 
     async def _add(self, fact: Fact) -> None:
         match fact:
@@ -220,6 +248,53 @@ class _Turn:
         else:
             step = replace(step, observation=text)
         self._steps[step.step] = step
+
+    async def _add_call(self, fact: Fact) -> None:
+        match fact:
+            case facts.CallRequested():
+                step = self._last_step() if fact.step is None else fact.step
+                call = CallTranscript(
+                    call_id=fact.call_id,
+                    name=fact.name,
+                    kind=fact.kind,
+                    effect=fact.effect,
+                    status="requested",
+                    arguments=await self._value(fact.arguments),
+                    deadline=fact.deadline,
+                    child=fact.child,
+                )
+                self._calls[fact.call_id] = step, call
+            case facts.CallDispatched():
+                for call_id in fact.calls:
+                    self._change_call(call_id, status="dispatched", waits_for=None)
+            case facts.CallApproved():
+                self._change_call(fact.call_id, status="approved", waits_for=None)
+            case facts.CallDenied():
+                self._change_call(fact.call_id, status="denied", waits_for=None)
+            case facts.CallExtended():
+                self._change_call(fact.call_id, deadline=fact.deadline)
+            case facts.CallSuspended():
+                self._change_call(
+                    fact.call_id,
+                    status="suspended",
+                    waits_for=fact.kind,
+                    prompt=await self._value(fact.prompt),
+                    deadline=fact.deadline,
+                )
+            case facts.CallResolved():
+                self._change_call(
+                    fact.call_id,
+                    status=fact.outcome,
+                    waits_for=None,
+                    result=await self._value(fact.result),
+                    error=await self._value(fact.error),
+                )
+
+    def _change_call(self, call_id: str, **changes: Any) -> None:
+        """Change a call of this turn; one that was requested elsewhere is not shown here."""
+        if call_id in self._calls:
+            step, call = self._calls[call_id]
+            self._calls[call_id] = step, replace(call, **changes)
 
     def _step(self, number: int) -> StepTranscript:
         return self._steps.get(number) or StepTranscript(step=number)
