@@ -285,3 +285,55 @@ async def test_an_answer_needs_no_agent_and_survives_the_death_of_everyone(lab: 
     again = await lab.open(replies(GATED), agents=[agent])
     result = await again.resume(session)
     assert (result.value, sent) == ("sent to ann", [("ann", "hi")])
+
+
+async def test_a_message_that_steers_is_shown_after_the_results_and_before_the_next_call(
+    lab: Lab,
+) -> None:
+    first, second = cell("import time\nx = 1"), cell("FINAL(x)")
+    asked, go_on, seen = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    list_inbox = lab.store.list_inbox
+
+    async def listed(*arguments: Any, **options: Any) -> Any:
+        items = await list_inbox(*arguments, **options)
+        if items:
+            seen.set()
+        return items
+
+    lab.store.list_inbox = listed  # type: ignore[method-assign]
+
+    async def respond(request: Any) -> str:
+        if request.ordinal == 0:
+            asked.set()
+            await go_on.wait()
+        return (first, second)[request.ordinal]
+
+    runtime = await lab.open(respond)
+    session = await runtime.start()
+    turn = asyncio.ensure_future(session.send("go"))
+    await asked.wait()
+    queued = await runtime.send(session, "use x", when_busy="steer", key="s-1")
+    assert isinstance(queued, holdfast.Queued)
+    await seen.wait()
+    go_on.set()
+    assert isinstance(await turn, holdfast.Final)
+    roles = [(message.role, message.text) for message in lab.requests[1].messages]
+    assert [role for role, _ in roles] == ["user", "assistant", "observation", "user"]
+    assert roles[-1] == ("user", "use x")
+    assert [turn.status for turn in await runtime.turns(session.id)] == ["final"]
+    inputs = [message.input for message in await lab.facts(session.id, "message.appended")]
+    assert inputs == [None, None, None, "s-1", None, None]
+
+
+async def test_a_message_that_interrupts_calls_off_what_the_turn_waits_for(lab: Lab) -> None:
+    code = cell("try:\n    x = ask('Which port?')\nexcept CallError:\n    x = 'none'")
+    runtime = await lab.open(replies(code, cell("FINAL(x)")))
+    session = await runtime.start()
+    assert isinstance(await session.send("go"), holdfast.Suspended)
+    result = await runtime.send(session, "never mind", when_busy="interrupt")
+    await runtime.settled()
+    assert isinstance(result, holdfast.Final)
+    assert result.value == "none"
+    assert lab.requests[-1].messages[-1].text == "never mind"
+    (outcome,) = await lab.facts(session.id, "call.resolved")
+    assert outcome.outcome == "cancelled"

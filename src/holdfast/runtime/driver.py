@@ -45,7 +45,7 @@ from holdfast.runtime.transcript import (
     load_transcript,
     message_slots,
 )
-from holdfast.runtime.turn import TurnLoop
+from holdfast.runtime.turn import Steering, TurnLoop
 from holdfast.stores.port import InboxDraft, InboxItem, Lease
 
 logger = logging.getLogger("holdfast.runtime")
@@ -65,19 +65,22 @@ class Work:
     inputs: dict[str, Any] = field(default_factory=dict)
     key: str | None = None
     item: InboxItem | None = None  # where it waited
+    when_busy: str = "queue"  # queue, steer or interrupt
 
     def draft(self, key: str) -> InboxDraft:
         """Return the work as it waits in the inbox."""
         inputs.input_slots(self.inputs)
         record, binaries = messages.to_record(self.message)
-        value = {"message": record, "binaries": binaries, "inputs": self.inputs}
+        value: dict[str, Any] = {"message": record, "binaries": binaries, "inputs": self.inputs}
+        if self.when_busy != "queue":
+            value["when_busy"] = self.when_busy
         return InboxDraft(key=key, kind="message", content=slot(value, "input"))
 
     @classmethod
     def from_value(cls, value: Any, item: InboxItem) -> Work:
         """Return the work that an inbox item asks for."""
         message = messages.from_record(value["message"], value["binaries"])
-        return cls(message, value["inputs"], item.key, item)
+        return cls(message, value["inputs"], item.key, item, value.get("when_busy", "queue"))
 
     @property
     def admission(self) -> list[Fact]:
@@ -283,7 +286,9 @@ class Driver:
         turn = self.state.turn
         assert turn is not None
         if self.state.status == "suspended":
-            await inbox.admit(self.journal)
+            left = await inbox.admit(self.journal)
+            if any(work.when_busy == "interrupt" for work in await self._works(left.messages)):
+                await inbox.call_off_waits(self.journal)
         if self.state.status == "suspended":
             return results.suspended(self.state)
         if self._waited and settle.is_at_rest(self.state):
@@ -308,7 +313,9 @@ class Driver:
     async def _driven(self, loop: TurnLoop) -> TurnResult:
         """Drive the open turn, unless someone asks to stop the session meanwhile."""
         work = asyncio.ensure_future(loop.run())
-        answers = asyncio.ensure_future(self._admit_answers())
+        if self.lease.inbox:
+            self._watched.arrived.set()
+        answers = asyncio.ensure_future(self._admit_answers(loop))
         broken_off = False
 
         def break_off(_: asyncio.Future[None]) -> None:
@@ -334,22 +341,36 @@ class Driver:
             await ended(answers)
             await ended(work)
 
-    async def _admit_answers(self) -> None:
+    async def _admit_answers(self, loop: TurnLoop) -> None:
         """Admit what arrives while the turn is driven: a cell may wait for it in place."""
+        seen: set[str] = set()
         while True:
             await self._watched.arrived.wait()
             self._watched.arrived.clear()
             try:
-                await inbox.admit(self.journal)
+                left = await inbox.admit(self.journal)
+                fresh = [item for item in left.messages if item.key not in seen]
+                seen.update(item.key for item in fresh)
+                for work in await self._works(fresh):
+                    if work.when_busy != "queue" and work.item is not None:
+                        loop.steering.append(Steering(work.message, work.item))
+                    if work.when_busy == "interrupt":
+                        await inbox.call_off_waits(self.journal)
             except StoreFailed:
                 logger.warning("an answer for %s was not admitted", self.lease.session)
 
+    async def _works(self, items: Sequence[InboxItem]) -> list[Work]:
+        """Return the work that messages of the inbox ask for."""
+        return [
+            Work.from_value(await self.journal.value(item.content), item)
+            for item in items
+            if item.content is not None
+        ]
+
     async def _queued(self) -> Work | None:
         left = await inbox.admit(self.journal)
-        for item in left.messages:
-            if item.content is not None:
-                return Work.from_value(await self.journal.value(item.content), item)
-        return None
+        found = await self._works(left.messages[:1])
+        return found[0] if found else None
 
     async def _loop(self, *, release: bool = False) -> TurnLoop:
         """Return the loop of this session's turns, with what is warm or built from the log."""

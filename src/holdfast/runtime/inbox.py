@@ -73,6 +73,20 @@ async def admit(journal: Journal) -> Pending:
     return left
 
 
+async def call_off_waits(journal: Journal) -> None:
+    """Cancel every open call of the turn that waits for someone: a message interrupts it."""
+
+    def build(state: State) -> list[Fact]:
+        return [
+            CallResolved(call_id=call.call_id, outcome="cancelled", wait=call.wait)
+            for call in state.calls.values()
+            if call.stage == "suspended" and call.kind != "child"
+        ]
+
+    if build(journal.state):
+        await journal.append(build)
+
+
 async def _admit(journal: Journal, item: InboxItem) -> None:
     call = journal.state.calls.get(item.call_id or "")
     content: Any = None

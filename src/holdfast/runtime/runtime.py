@@ -57,6 +57,7 @@ from holdfast.views.reads import Reads
 
 RECOVER_PAGE = 1000
 MODEL_NEEDS = ("name", "ceiling_usd", "request", "close")
+WHEN_BUSY = ("error", "queue", "steer", "interrupt")
 OWN_KEYS = "holdfast:"
 STOP_KEY = OWN_KEYS + "stop"
 
@@ -207,13 +208,17 @@ class Runtime(Reads):
         """Work one message until a terminal outcome, reviving the session if it must be.
 
         A session with a turn in flight is SessionBusy, in another process LeaseHeld; with
-        `when_busy="queue"` the message waits durably in the inbox instead. A `key` makes sending
+        `when_busy="queue"` the message waits durably in the inbox instead, with `"steer"` it is
+        shown before the next model call of the turn, and `"interrupt"` also calls off what the turn
+        waits for. A `key` makes sending
         again harmless: the message is worked once, and its result returned each time; while there
         is none yet, InboxConsumed says so. Another message with the same key is InboxConflict.
         """
         session_id = _id(session)
-        if when_busy not in ("error", "queue"):
-            raise InvalidSettings(f"when_busy is {when_busy!r}; use 'error' or 'queue'")
+        if when_busy not in WHEN_BUSY:
+            raise InvalidSettings(
+                f"when_busy is {when_busy!r}; use one of {', '.join(map(repr, WHEN_BUSY))}"
+            )
         if key is not None and check_key(key, "key of a message").startswith(OWN_KEYS):
             raise InvalidInput(f"keys that begin with {OWN_KEYS!r} are reserved; choose another")
         if inputs is not None:
@@ -222,7 +227,8 @@ class Runtime(Reads):
         if content.role != "user":
             # The log has it as the user's: the model would see another role after a restart.
             raise InvalidInput(f"a message to send has the role 'user', not {content.role!r}")
-        work = Work(content, dict(inputs or {}), key)
+        busy = "queue" if when_busy == "error" else when_busy
+        work = Work(content, dict(inputs or {}), key, when_busy=busy)
         try:
             async with self._claims.driving(session_id, takeover=takeover) as driver:
                 return await driver.send(work)

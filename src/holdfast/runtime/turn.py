@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from holdfast.core.errors import ModelError
@@ -32,18 +32,27 @@ from holdfast.runtime.blueprint import Blueprint
 from holdfast.runtime.compaction import Compactor
 from holdfast.runtime.harness import Acted, Harness
 from holdfast.runtime.harness.tools import paired
+from holdfast.runtime.inbox import admitted
 from holdfast.runtime.journal import Journal
 from holdfast.runtime.requests import chained, request_digest
 from holdfast.runtime.results import TurnResult
 from holdfast.runtime.tools import Toolset, transient_text
 from holdfast.runtime.transcript import Transcript, estimate_tokens, message_slots, size_of
-from holdfast.stores.port import Transient
+from holdfast.stores.port import InboxItem, Transient
 
 _T = TypeVar("_T")
 
 
 class DrivingTimeUsedUp(Exception):
     """The turn has been driven for as long as it may."""
+
+
+@dataclass(frozen=True, slots=True)
+class Steering:
+    """A message that came while the turn was worked, to be shown before the next model call."""
+
+    message: Message
+    item: InboxItem
 
 
 @dataclass(slots=True)
@@ -58,6 +67,7 @@ class TurnLoop:
     toolsets: tuple[Toolset, ...]
     release: bool = False
     """Whether the batch of a final value gives the lease back: nothing is driven after it."""
+    steering: list[Steering] = field(default_factory=list)
 
     @property
     def state(self) -> State:
@@ -78,6 +88,7 @@ class TurnLoop:
                     case "replied":
                         result = await self._act()
                     case _:
+                        await self._take_steering()
                         result = await self._start_step()
             except DrivingTimeUsedUp:
                 return await self._out_of_time()
@@ -126,6 +137,31 @@ class TurnLoop:
     def _context(self) -> int:
         """Return about how many tokens the next call sends."""
         return self.transcript.tokens + estimate_tokens(self.blueprint.prompt)
+
+    async def _take_steering(self) -> None:
+        """Show the model what was sent while it worked, after the results of its last reply."""
+        while self.steering:
+            await self._show(self.steering.pop(0))
+
+    async def _show(self, taken: Steering) -> None:
+        turn = self.state.turn
+        assert turn is not None
+        content, parts = message_slots(taken.message)
+        await self.journal.append(
+            lambda state: [
+                admitted(taken.item),
+                MessageAppended(
+                    message=state.next("message"),
+                    role="user",
+                    content=content,
+                    turn=turn.turn,
+                    input=taken.item.key,
+                ),
+            ],
+            consumes=[taken.item.key],
+            payloads=parts,
+        )
+        self.transcript.add(taken.message)
 
     async def _start_step(self) -> TurnResult | None:
         turn, context = self.state.turn, self._context()
@@ -250,7 +286,8 @@ class TurnLoop:
                 for index, (content, _) in enumerate(written)
             ]
             if acted.final is None:
-                after = self.first_step(state, turn.turn, *acted.messages)
+                # What steers is shown first; the loop then starts the step.
+                after = [] if self.steering else self.first_step(state, turn.turn, *acted.messages)
             else:
                 put = settle.turn_put(state, "final", acted.facts, final=acted.final)
                 after = [put]
