@@ -69,8 +69,9 @@ def draft(
     capability: Capability | None,
     seed: int,
     store: SessionStore,
+    depth: int = 0,
 ) -> Blueprint:
-    """Return the blueprint of a new session."""
+    """Return the blueprint of a new session, which has so many above it."""
     if settings.work_area and not os.path.isdir(settings.work_area):
         raise InvalidSettings(
             f"work_area is {settings.work_area!r}, which is no folder; make it, or name another"
@@ -84,6 +85,7 @@ def draft(
         kernel_card=kernel_card,
         model_calls=gates.model_calls,
         max_fanout=settings.max_fanout,
+        depth_left=settings.max_depth - depth,
         tool_card=tool_module.card(admitted),
         instructions=settings.instructions,
         harness=settings.harness,

@@ -8,8 +8,10 @@ hold, and the turn ends rather than hope.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from decimal import Decimal
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from decimal import ROUND_DOWN, Decimal, InvalidOperation
+from typing import Any
 
 from holdfast.core import facts
 from holdfast.core.state import State, is_model_call, plus
@@ -59,6 +61,101 @@ class Exceeded(Exception):
         self.excess = excess
 
 
+Grant = dict[str, str | int]
+"""What a child may spend, by name: usd, tokens, calls, seconds; one that is left out is free."""
+
+LIMITS = {"usd": "max_usd", "tokens": "max_tokens", "calls": "max_calls", "seconds": "max_seconds"}
+SMALLEST_USD = Decimal("0.000001")
+
+
+def used(state: State) -> dict[str, Decimal]:
+    """Return the most that was spent, by name: known, and held for calls of unknown cost."""
+    spend = state.total
+    return {
+        "usd": Decimal(used_usd(state)),
+        "tokens": Decimal(used_tokens(state)),
+        "calls": Decimal(spend.calls),
+        "seconds": Decimal(spend.driven_ms) / 1000,
+    }
+
+
+def granted(state: State) -> dict[str, Decimal]:
+    """Return what is set aside for children, by name."""
+    asides = [aside for aside in state.reserved.values() if aside.child is not None]
+    return {
+        name: sum((Decimal(getattr(aside, name) or 0) for aside in asides), Decimal(0))
+        for name in LIMITS
+    }
+
+
+def allowed(settings: Settings) -> dict[str, Decimal]:
+    """Return the limits that are set, by name."""
+    limits = {name: getattr(settings, limit) for name, limit in LIMITS.items()}
+    return {name: Decimal(limit) for name, limit in limits.items() if limit}
+
+
+def free(settings: Settings, state: State) -> dict[str, Decimal]:
+    """Return what may still be spent or granted, by name; a name without a limit is left out."""
+    in_flight = [aside for key, aside in state.reserved.items() if is_model_call(key)]
+    spent, aside = used(state), granted(state)
+    aside["usd"] += sum((Decimal(one.usd or 0) for one in in_flight), Decimal(0))
+    aside["tokens"] += sum(one.tokens or 0 for one in in_flight)
+    aside["calls"] += len(in_flight)
+    limits = allowed(settings)
+    return {name: max(Decimal(0), limits[name] - spent[name] - aside[name]) for name in limits}
+
+
+def grant(settings: Settings, state: State, width: int, wish: Mapping[str, Any] | None) -> Grant:
+    """Return what each of so many children may spend: what is free, divided, or as wished for.
+
+    Raise Exceeded where nothing is left, or less than is wished for.
+    """
+    balance, limits = free(settings, state), allowed(settings)
+    found: Grant = {}
+    wishes = _wishes(wish or {})
+    for name in LIMITS:
+        share = None if name not in balance else _share(name, balance[name], width)
+        wanted = wishes.get(name)
+        short = share is not None and (share <= 0 or (wanted is not None and wanted > share))
+        if short:
+            spent = limits[name] - balance[name]
+            raise Exceeded(Excess(LIMITS[name], _text(spent), _text(limits[name])))
+        amount = share if wanted is None else wanted
+        if amount is not None:
+            found[name] = _text(amount) if name == "usd" else int(amount)
+    return found
+
+
+def within(settings: Settings, grant: Grant) -> Settings:
+    """Return the settings of a child that has a grant: its limits are what it was granted."""
+    limits: dict[str, Any] = {limit: grant.get(name, 0) for name, limit in LIMITS.items()}
+    limits["max_usd"] = str(grant.get("usd", ""))
+    return replace(settings, **limits)
+
+
+def _share(name: str, balance: Decimal, width: int) -> Decimal:
+    unit = SMALLEST_USD if name == "usd" else Decimal(1)
+    return (balance / max(1, width)).quantize(unit, ROUND_DOWN)
+
+
+def _wishes(wish: Mapping[str, Any]) -> dict[str, Decimal]:
+    found = {}
+    for name, amount in wish.items():
+        if name not in LIMITS:
+            raise ValueError(f"budget has {name!r}; it takes {', '.join(LIMITS)}")
+        try:
+            found[name] = Decimal(str(amount))
+        except InvalidOperation:
+            raise ValueError(f"budget has {amount!r} as {name}, which is not an amount") from None
+        if not found[name].is_finite() or found[name] <= 0:
+            raise ValueError(f"budget has {amount!r} as {name}; use an amount above 0")
+    return found
+
+
+def _text(amount: Decimal) -> str:
+    return format(amount.normalize(), "f")
+
+
 def used_usd(state: State) -> str:
     """Return the most that has been spent: known, and held for calls of unknown cost."""
     spend = state.total
@@ -79,18 +176,17 @@ def before_turn(settings: Settings, state: State) -> Excess | None:
     return before_call(settings, state)
 
 
-def before_call(settings: Settings, state: State) -> Excess | None:
-    """Return the spend limit that forbids another model call."""
-    spend = state.total
-    if settings.max_usd:
-        used = used_usd(state)
-        if spend.unbounded_usd or Decimal(used) >= Decimal(settings.max_usd):
-            return Excess("max_usd", used, settings.max_usd, spend.unbounded_usd)
-    if settings.max_tokens:
-        tokens = used_tokens(state)
-        if spend.unbounded_tokens or tokens >= settings.max_tokens:
-            allowed = str(settings.max_tokens)
-            return Excess("max_tokens", str(tokens), allowed, spend.unbounded_tokens)
+def before_call(settings: Settings, state: State, *, with_grants: bool = True) -> Excess | None:
+    """Return the spend limit that forbids another model call; children's grants count as spent."""
+    spend, spent = state.total, used(state)
+    aside = granted(state) if with_grants else dict.fromkeys(LIMITS, Decimal(0))
+    unbounded = {"usd": spend.unbounded_usd, "tokens": spend.unbounded_tokens}
+    for name, limit in allowed(settings).items():
+        unknown = unbounded.get(name, 0)
+        if unknown or spent[name] + aside[name] >= limit:
+            committed = plus(used_usd(state), _text(aside[name])) if name == "usd" else ""
+            told = committed or _text(spent[name] + aside[name])
+            return Excess(LIMITS[name], told, str(getattr(settings, LIMITS[name])), unknown)
     return None
 
 
@@ -114,9 +210,11 @@ def reserve(
     A call that would go beyond a limit waits while others are in flight; alone it is let through,
     because a limit is checked against what was used, not against what may be.
     """
-    excess = before_call(settings, state)
+    excess = before_call(settings, state, with_grants=False)
     if excess is not None:
         raise Exceeded(excess)
+    if before_call(settings, state) is not None:
+        raise NoRoom  # children give back what they do not spend
     in_flight = [aside for name, aside in state.reserved.items() if is_model_call(name)]
     if in_flight:
         if settings.max_usd:
@@ -134,9 +232,12 @@ def reserve(
 
 def seconds_left(settings: Settings, state: State) -> float | None:
     """Return how long the turn may still be driven; None is for ever."""
-    if not settings.turn_seconds or state.turn is None:
-        return None
-    return max(0.0, settings.turn_seconds - state.turn.driven_ms / 1000)
+    left: list[float] = []
+    if settings.turn_seconds and state.turn is not None:
+        left.append(settings.turn_seconds - state.turn.driven_ms / 1000)
+    if settings.max_seconds:
+        left.append(settings.max_seconds - state.total.driven_ms / 1000)
+    return max(0.0, min(left)) if left else None
 
 
 def warned(settings: Settings, state: State, context_tokens: int) -> list[facts.Fact]:

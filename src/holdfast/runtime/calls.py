@@ -67,6 +67,11 @@ async def pages(
         after = page[-1].seq
 
 
+def id_of(eval: int, key: CallKey) -> str:
+    """Return the id of a call that a cell makes, the same whenever it makes it."""
+    return f"c{eval}-{key.function}-{key.digest[-12:]}-{key.ordinal}"
+
+
 @dataclass(slots=True)
 class Recorded:
     """One call of a cell as the log has it."""
@@ -89,6 +94,7 @@ class Ledger:
     eval: int
     calls: dict[CallKey, Recorded] = field(default_factory=dict)
     leaves: list[tuple[Event, LeafCalled]] = field(default_factory=list)
+    children: dict[CallKey, dict[int, Recorded]] = field(default_factory=dict)
     _recording: bool = False
     _kept: dict[str, Slot] = field(default_factory=dict)  # contents of files, by digest
     _pure: list[tuple[HostCall, Outcome, Encoded | None, str | None]] = field(default_factory=list)
@@ -108,21 +114,22 @@ class Ledger:
                 self.leaves.append((event, fact))
             elif isinstance(fact, CallRequested) and fact.eval == self.eval:
                 key = CallKey(fact.name, fact.digest or "", fact.occurrence or 0)
-                by_id[fact.call_id] = self.calls[key] = Recorded(fact)
+                made = by_id[fact.call_id] = Recorded(fact)
+                if fact.kind == "child":
+                    self.children.setdefault(key, {})[fact.index] = made
+                else:
+                    self.calls[key] = made
             elif isinstance(fact, CallApproved) and fact.call_id in by_id:
                 by_id[fact.call_id].approved = fact
             elif isinstance(fact, CallResolved) and fact.call_id in by_id:
                 done = by_id[fact.call_id]
                 done.resolved, done.seq, done.at = fact, event.seq, event.at
-        self._recording = bool(self.calls or self.leaves)
+        self._recording = bool(self.calls or self.leaves or self.children)
 
     async def recorded_calls(self) -> list[tuple[int, RecordedCall]]:
         """Return the recorded calls, each with the position of its outcome."""
         found: list[tuple[int, RecordedCall]] = []
-        contents: dict[str, bytes] = {}
-        for item in self.calls.values():
-            for digest, kept in item.request.contents.items():
-                contents[digest] = (await self.journal.hydrate(kept)).data or b""
+        contents = await self.kept_contents()
         for key, item in self.calls.items():
             answer = None if item.resolved is None else await self._answer(item.at, item.resolved)
             pure = item.request.effect == "pure"
@@ -131,9 +138,22 @@ class Ledger:
             found.append((item.seq if answer else 2**53, made))
         return found
 
+    @property
+    def _all(self) -> list[Recorded]:
+        items = [item for items in self.children.values() for item in items.values()]
+        return [*self.calls.values(), *items]
+
+    async def kept_contents(self) -> dict[str, bytes]:
+        """Return the content of the files that the cell had read, as far as it was kept."""
+        found: dict[str, bytes] = {}
+        for item in self._all:
+            for digest, kept in item.request.contents.items():
+                found[digest] = (await self.journal.hydrate(kept)).data or b""
+        return found
+
     def call_id(self, call: HostCall) -> str:
         """Return the id of a call, the same whenever the cell makes it."""
-        return f"c{self.eval}-{call.function}-{call.digest[-12:]}-{call.ordinal}"
+        return id_of(self.eval, call.key)
 
     def unsaved(self) -> list[Fact]:
         """Return the pure calls so far, which a batch must bring that makes the cell recorded."""
@@ -195,11 +215,14 @@ class Ledger:
             if digest not in self._kept:
                 self._kept[digest] = slot_of_bytes("bytes", data, "chunk")
 
+    def contents(self) -> dict[str, Slot]:
+        """Return the contents of files that no call has recorded yet."""
+        told = {digest for item in self._all for digest in item.request.contents}
+        return {digest: item for digest, item in self._kept.items() if digest not in told}
+
     async def request(self, intent: CallRequested, *more: Fact) -> None:
         """Record an intent, with the pure calls and the files that led to it."""
-        told = {digest for item in self.calls.values() for digest in item.request.contents}
-        kept = {digest: item for digest, item in self._kept.items() if digest not in told}
-        intent = replace(intent, contents=kept)
+        intent = replace(intent, contents=self.contents())
         known = Recorded(intent)
         if any(isinstance(fact, CallSuspended) for fact in more):
             # Before it can be answered: whoever admits the answer finds someone who waits.
@@ -265,7 +288,7 @@ class Ledger:
     async def account(self) -> list[str]:
         """Return a line on each call that was made, for the model: what came of it."""
         lines = []
-        for item in self.calls.values():
+        for item in self._all:
             if item.request.effect != "pure":
                 lines.append(await self._line(item))
         for _, leaf in self.leaves:

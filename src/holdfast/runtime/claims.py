@@ -15,6 +15,7 @@ from typing import Any
 
 from holdfast.core.errors import AgentMissing, LeaseHeld, Refused, SessionBusy, StoreFailed
 from holdfast.core.ids import check_id
+from holdfast.core.state import State
 from holdfast.runtime.driver import Driver, Warm
 from holdfast.runtime.engine import Engine
 from holdfast.runtime.inbox import DRIVER_KINDS, Watched
@@ -41,6 +42,7 @@ class Claims:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
+        engine.driving = self
         self._closed = False
         self._claims: dict[str, _Claim] = {}
         self._warm: OrderedDict[str, Warm] = OrderedDict()
@@ -78,9 +80,13 @@ class Claims:
                 del self._claims[session_id]
                 claim.over.set()
                 if driver is not None and driver.warm is not None:
-                    self._warm[session_id] = driver.warm
+                    if driver.state.kind == "child" and driver.state.turn is None:
+                        await driver.warm.close()  # it has answered, and is rarely asked again
+                    else:
+                        self._warm[session_id] = driver.warm
             while len(self._warm) > WARM_SESSIONS:
                 await self._warm.popitem(last=False)[1].close()
+        self._tell_parent(driver.state)
         # Looked for as the lease became free or after it: who asked while it was held is seen here,
         # and who comes later can take it, but for those who found this claim in their way.
         nothing = driver.journal.waiting == 0 and not claim.contended
@@ -108,11 +114,26 @@ class Claims:
         except Exception:
             logger.warning("the inbox of session %s was not admitted", session_id, exc_info=True)
 
-    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    async def drive(self, session_id: str) -> None:
+        """Drive a session until its turn ends or waits; what goes wrong is logged."""
+        while (claim := self._claims.get(session_id)) is not None:
+            await claim.over.wait()
+        await self.resume(session_id)
+
+    def _tell_parent(self, state: State) -> None:
+        """Let the parent of a session that has done its work look into its inbox."""
+        if state.parent is None or state.turn is not None or self._closed:
+            return
+        parent = state.parent["session"]
+        if not self._engine.inboxes.hint(parent):
+            self.spawn(self.resume(parent))
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[Any]:
         """Run work in the background, until it ends or the runtime is closed."""
         task = asyncio.ensure_future(work)
         self._background.add(task)
         task.add_done_callback(self._background.discard)
+        return task
 
     async def settled(self) -> None:
         """Wait until nothing is driven in the background."""

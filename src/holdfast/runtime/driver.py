@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -29,6 +29,7 @@ from holdfast.core.state import State, lost_leaves
 from holdfast.runtime import blueprint as blueprints
 from holdfast.runtime import budget, inbox, inputs, results, settle
 from holdfast.runtime.blueprint import Blueprint
+from holdfast.runtime.children import STOP_KEY, TASK_KEY, Children, is_wanted, report
 from holdfast.runtime.compaction import Compaction
 from holdfast.runtime.engine import Engine
 from holdfast.runtime.harness import Harness
@@ -129,6 +130,7 @@ class Driver:
         self._watched = watched
         self._waited = state.status == "suspended"
         """Whether the turn was left on purpose, waiting for someone: going on is no revival."""
+        self._children: Children | None = None
 
     @property
     def state(self) -> State:
@@ -206,6 +208,9 @@ class Driver:
     async def _over(self) -> TurnResult | None:
         """Return the result of a session that is over, or that someone asked to stop."""
         over = results.ended(self.state)
+        if over is None and not await is_wanted(self._store, self.state):
+            await self._store.put_inbox(self.lease.session, InboxDraft(key=STOP_KEY, kind="stop"))
+            return await self.settle_stop()
         if over is None and self.lease.inbox:
             over = await self.settle_stop()
         return over
@@ -250,6 +255,7 @@ class Driver:
             ],
             consumes=work.keys,
             payloads=parts,
+            posts=report(self.state),
         )
         return await results.of(self._store, self.lease.session, put, head=self.state.head)
 
@@ -289,12 +295,15 @@ class Driver:
             left = await inbox.admit(self.journal)
             if any(work.when_busy == "interrupt" for work in await self._works(left.messages)):
                 await inbox.call_off_waits(self.journal)
-        if self.state.status == "suspended":
+        if self.state.status == "suspended" and not self._waits_for_children:
             return results.suspended(self.state)
         if self._waited and settle.is_at_rest(self.state):
             return await self._driven(await self._loop())
         if self.state.revivals >= REVIVALS_WITHOUT_OUTCOME and not force:
-            return results.revival_limit(self.state, settle.spend_if_broken_off(self.state))
+            limit = results.revival_limit(self.state, settle.spend_if_broken_off(self.state))
+            if self.state.parent is None:
+                return limit
+            return await settle.ended(self.journal, "failed", limit.code, limit.error)
         # A process that lacks what it takes refuses here, before it uses up a revival.
         loop = await self._loop()
         why = settle.problem("lost", "the process ended while the model was being asked")
@@ -341,6 +350,22 @@ class Driver:
             await ended(answers)
             await ended(work)
 
+    @property
+    def _waits_for_children(self) -> bool:
+        return any(call.kind == "child" for call in self.state.calls.values())
+
+    async def _until_moved(self) -> bool:
+        """Wait while children are driven here; tell whether what waited for them can go on."""
+        assert self._children is not None
+        assert self.warm is not None
+        harness = self.warm.harness
+        self._children.take_up()
+        while self.state.status == "suspended" and not (harness and harness.can_go_on()):
+            if not self._children.busy:
+                return False
+            await self._children.changed()
+        return True
+
     async def _admit_answers(self, loop: TurnLoop) -> None:
         """Admit what arrives while the turn is driven: a cell may wait for it in place."""
         seen: set[str] = set()
@@ -378,12 +403,14 @@ class Driver:
             await self.warm.close()
             self.warm = None
         warm = self.warm = self.warm or await self._build()
+        children = self._children = self._children or self._looked_after(warm.blueprint)
         if warm.harness is None:
             kind = HARNESSES[warm.blueprint.settings.harness]
             warm.harness = kind(
-                self._engine, self.journal, warm.blueprint, warm.toolsets, warm.transcript
+                self._engine, self.journal, warm.blueprint, warm.toolsets, warm.transcript, children
             )
         warm.harness.journal = self.journal
+        warm.harness.children = children
         settings = warm.blueprint.settings
         return TurnLoop(
             journal=self.journal,
@@ -392,7 +419,24 @@ class Driver:
             harness=warm.harness,
             model=self._engine.model_of(self.lease.session, settings.model, settings.prices),
             toolsets=warm.toolsets,
+            until_moved=self._until_moved,
             release=release,
+        )
+
+    def _looked_after(self, blueprint: Blueprint) -> Children:
+        """Return what looks after the children of this session."""
+        driving = self._engine.driving
+        assert driving is not None
+
+        def message(task: str, inputs: Mapping[str, Any], output: Any) -> InboxDraft:
+            return Work(messages.user(task), dict(inputs)).draft(TASK_KEY)
+
+        return Children(
+            log=self.journal,
+            driving=driving,
+            message=message,
+            admit=lambda: inbox.admit(self.journal),
+            gate=asyncio.Semaphore(blueprint.settings.child_concurrency),
         )
 
     async def _build(self) -> Warm:

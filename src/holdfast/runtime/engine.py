@@ -15,6 +15,7 @@ from holdfast.models.choose import model_from_name
 from holdfast.models.port import Model
 from holdfast.models.prices import declared_prices, priced
 from holdfast.runtime.agent import Agent
+from holdfast.runtime.children import Driving
 from holdfast.runtime.inbox import InboxWatcher
 from holdfast.runtime.leaf_gate import LeafGate
 from holdfast.runtime.settings import Resolved
@@ -41,6 +42,8 @@ class Engine:
         self.kernels = kernels
         self.leaf_gate = LeafGate(resolved.settings.leaf_concurrency)
         self.inboxes = InboxWatcher(store)
+        self.driving: Driving | None = None
+        """What drives other sessions of this process: the children of the one at hand."""
         self._models = dict(models)
 
     def agent(self, name: str) -> Agent:

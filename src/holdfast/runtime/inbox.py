@@ -27,6 +27,7 @@ from holdfast.core.facts import (
 )
 from holdfast.core.payloads import slot
 from holdfast.core.state import PendingCall, State
+from holdfast.runtime import children
 from holdfast.runtime.journal import Journal
 from holdfast.stores.port import Gap, Hint, InboxItem, SessionStore, Subscription
 
@@ -63,13 +64,16 @@ class Pending:
 async def admit(journal: Journal) -> Pending:
     """Turn every item that moves a call into facts; return what is left for the driver."""
     left = Pending()
-    for item in await journal.store.list_inbox(journal.session):
-        if item.kind == "message":
-            left.messages.append(item)
-        elif item.kind == "stop":
-            left.stop = left.stop or item
-        else:
-            await _admit(journal, item)
+    async with journal.admitting:
+        for item in await journal.store.list_inbox(journal.session):
+            if item.kind == "message":
+                left.messages.append(item)
+            elif item.kind == "stop":
+                left.stop = left.stop or item
+            elif item.kind == "child_ended":
+                await _child_ended(journal, item)
+            else:
+                await _admit(journal, item)
     return left
 
 
@@ -85,6 +89,20 @@ async def call_off_waits(journal: Journal) -> None:
 
     if build(journal.state):
         await journal.append(build)
+
+
+async def _child_ended(journal: Journal, item: InboxItem) -> None:
+    """Close the grant of a child that has ended, and answer its call if someone waits for it."""
+    done = await children.ended(journal.store, journal.state, item.call_id or "")
+
+    def build(state: State) -> list[Fact]:
+        # The call may have been settled since: the sums of the child count all the same.
+        told = [
+            f for f in done.facts if not isinstance(f, CallResolved) or f.call_id in state.calls
+        ]
+        return [admitted(item), *told]
+
+    await journal.append(build, edges=done.edges, consumes=[item.key])
 
 
 async def _admit(journal: Journal, item: InboxItem) -> None:
@@ -200,6 +218,13 @@ class InboxWatcher:
         self._watched: dict[str, Watched] = {}
         self._listening: asyncio.Task[None] | None = None
         self._leaving: asyncio.TimerHandle | None = None
+
+    def hint(self, session_id: str) -> bool:
+        """Say that something may have arrived for a session; False if nobody drives it here."""
+        watched = self._watched.get(session_id)
+        if watched is not None:
+            watched.arrived.set()
+        return watched is not None
 
     @contextmanager
     def watching(self, session_id: str) -> Iterator[Watched]:

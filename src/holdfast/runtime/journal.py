@@ -42,6 +42,8 @@ class Journal:
         self.state = state
         self.waiting: int | None = None
         """Inbox items that waited when a batch gave the lease back; None while it is held."""
+        self.admitting = asyncio.Lock()
+        """Held by whoever turns inbox items into facts: each is consumed once."""
         self._unknown = False  # whether `state` may be behind the log
         self._lock = asyncio.Lock()
         self._moved = asyncio.Event()
@@ -139,9 +141,10 @@ class Journal:
 
         That is its outcome, or that someone let it go ahead.
         """
-        if call_id not in self._outcomes:
-            self._outcomes[call_id] = asyncio.get_running_loop().create_future()
-        return self._outcomes[call_id]
+        known = self._outcomes.get(call_id)
+        if known is None or known.cancelled():  # with the cell that waited for it before
+            known = self._outcomes[call_id] = asyncio.get_running_loop().create_future()
+        return known
 
     async def _find(self, facts: Sequence[Fact]) -> Appended | None:
         """Return the batch whose fate was unknown if the log has it."""

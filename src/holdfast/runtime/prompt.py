@@ -12,7 +12,7 @@ from importlib.resources import files
 from holdfast.core.records import digest_id
 
 PROMPT_NAME = "holdfast.system"
-PROMPT_VERSION = 1
+PROMPT_VERSION = 2
 
 LEAF_CARD = """\
 Model calls from code
@@ -28,11 +28,24 @@ Asking a person
   `{"type": "boolean"}`; without one the answer is text. Ask only what you cannot find out."""
 
 
+CHILD_CARD = """\
+Child sessions from code
+- `rlm(task, inputs={"name": value}, output=None)` gives a task to a session of its own, which works
+  on it as you do: with code, the given variables and several steps. It returns a dict with `value`
+  (what it gave to FINAL), `status`, `session`, `head`, `task`, `steps`, `usage` and `cost`. A child
+  that fails raises `CallError`.
+- `map_rlm(tasks, inputs=None)` gives out many tasks at once (inputs: one dict for all, or a list
+  with one each) and returns such dicts in order; a failed one has `failed`, `index` and `error`.
+- Use `lm` for a single question, `rlm` for what needs code or steps of its own. At most %d tasks in
+  one call; sessions below this one go %d deep."""
+
+
 def compose(
     *,
     kernel_card: str,
     model_calls: bool,
     max_fanout: int,
+    depth_left: int,
     tool_card: str,
     instructions: str,
     harness: str = "code",
@@ -46,6 +59,7 @@ def compose(
         ("", base),
         ("", kernel_card),
         ("", LEAF_CARD % max_fanout if model_calls else ""),
+        ("", CHILD_CARD % (max_fanout, depth_left) if model_calls and depth_left > 0 else ""),
         ("", ASK_CARD),
         ("Host functions\n", tool_card),
         ("Instructions of the caller\n", instructions),

@@ -33,6 +33,7 @@ from holdfast.models.port import Model
 from holdfast.runtime import answers, results
 from holdfast.runtime import blueprint as blueprints
 from holdfast.runtime.agent import Agent, by_name
+from holdfast.runtime.children import OWN_KEYS, STOP_KEY
 from holdfast.runtime.claims import Claims
 from holdfast.runtime.compaction import Compaction
 from holdfast.runtime.driver import Warm, Work
@@ -58,8 +59,6 @@ from holdfast.views.reads import Reads
 RECOVER_PAGE = 1000
 MODEL_NEEDS = ("name", "ceiling_usd", "request", "close")
 WHEN_BUSY = ("error", "queue", "steer", "interrupt")
-OWN_KEYS = "holdfast:"
-STOP_KEY = OWN_KEYS + "stop"
 
 
 class Session:
@@ -306,6 +305,7 @@ class Runtime(Reads):
         for due in (
             SessionFilter(status="interrupted"),
             SessionFilter(status="idle", waiting=True),
+            SessionFilter(status="suspended", waiting=True),
         ):
             cursor = None
             while True:

@@ -55,7 +55,11 @@ class Settings:
     max_output_tokens: int = 0
     max_usd: str = ""
     max_tokens: int = 0
+    max_calls: int = 0
+    max_seconds: int = 0
     max_fanout: int = 100
+    max_depth: int = 4
+    child_concurrency: int = 16
     leaf_concurrency: int = 8
     leaf_timeout_seconds: int = 120
 
@@ -131,7 +135,7 @@ NAMES = tuple(item.name for item in fields(Settings))
 NUMBERS = tuple(item.name for item in fields(Settings) if item.type == "int")
 AT_LEAST_ONE = (
     *("max_steps", "call_timeout_seconds", "leaf_timeout_seconds"),
-    *("leaf_concurrency", "max_fanout", "context_hard_percent"),
+    *("leaf_concurrency", "child_concurrency", "max_fanout", "context_hard_percent"),
 )
 CHOICES = {
     "harness": ("code", "tools"),

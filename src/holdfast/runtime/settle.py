@@ -25,7 +25,7 @@ from holdfast.core.facts import (
 from holdfast.core.fold import spend_after
 from holdfast.core.payloads import Slot, slot
 from holdfast.core.state import PendingCall, Spend, State, lost_leaves, step_reservation
-from holdfast.runtime import results
+from holdfast.runtime import children, results
 from holdfast.runtime.budget import Excess
 from holdfast.runtime.inbox import admitted
 from holdfast.runtime.journal import Journal
@@ -174,10 +174,17 @@ async def ended(
         put = turn_put(state, status, outcomes, why=why)
         return [*outcomes, put]
 
-    await journal.append(build)
+    await journal.append(build, posts=posts(journal.state))
     return await results.of(
         journal.store, journal.session, put, limit=told, head=journal.state.head
     )
+
+
+def posts(state: State) -> children.Posts:
+    """Return what others are told when the open turn ends: the parent, and children to stop."""
+    turn = state.turn
+    open_calls = state.calls_of(None if turn is None else turn.turn)
+    return [*children.stops(open_calls), *children.report(state)]
 
 
 def _settles(before: Sequence[Fact], fact: Fact) -> bool:
@@ -200,7 +207,10 @@ async def stopped(journal: Journal, item: InboxItem) -> TurnResult:
         others = [] if state.turn is None else [f for f in rest if isinstance(f, CallResolved)]
         return [admitted(item), SessionStopRequested(), *outcomes, *others, SessionStopped()]
 
-    await journal.append(build, consumes=[item.key])
+    stops = children.stops(journal.state.calls.values())
+    await journal.append(
+        build, consumes=[item.key], posts=[*stops, *children.report(journal.state)]
+    )
     if put is None:
         return results.Stopped(session=journal.session, head=journal.state.head)
     return await results.of(journal.store, journal.session, put, head=journal.state.head)
@@ -211,7 +221,9 @@ async def refused(
 ) -> TurnResult:
     """Record that a limit forbids the turn of a message, which is not begun."""
     fact: BudgetExceeded = excess.fact()
-    await journal.append(lambda _: [*admission, fact], consumes=consumes)
+    await journal.append(
+        lambda _: [*admission, fact], consumes=consumes, posts=children.report(journal.state)
+    )
     return await results.of(
         journal.store, journal.session, None, limit=fact, head=journal.state.head
     )

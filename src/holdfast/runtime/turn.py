@@ -13,7 +13,7 @@ where the log stands and nothing that is stored is done again.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -65,6 +65,8 @@ class TurnLoop:
     harness: Harness
     model: Model
     toolsets: tuple[Toolset, ...]
+    until_moved: Callable[[], Awaitable[bool]]
+    """Waits while children are driven here; tells whether what waited for them can go on."""
     release: bool = False
     """Whether the batch of a final value gives the lease back: nothing is driven after it."""
     steering: list[Steering] = field(default_factory=list)
@@ -79,7 +81,7 @@ class TurnLoop:
         while True:
             turn = self.state.turn
             assert turn is not None
-            if self.state.status == "suspended":
+            if self.state.status == "suspended" and not await self.until_moved():
                 return results.suspended(self.state)
             try:
                 match turn.phase:
@@ -303,6 +305,7 @@ class TurnLoop:
             head=head,
             edges=edges,
             payloads=[*acted.payloads, *(part for _, parts in written for part in parts)],
+            posts=settle.posts(self.state) if acted.final is not None else acted.posts,
             release=self.release and acted.final is not None,
         )
         for message in acted.messages:

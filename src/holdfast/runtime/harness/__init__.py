@@ -10,7 +10,9 @@ from holdfast.core.facts import Fact
 from holdfast.core.messages import Message
 from holdfast.core.payloads import Slot
 from holdfast.models.port import ToolSpec
+from holdfast.runtime.children import Children
 from holdfast.runtime.journal import Journal
+from holdfast.stores.port import InboxDraft
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +29,7 @@ class Acted:
     payloads: tuple[Slot, ...] = ()
     final: Slot | None = None
     vars: Slot | None = None
+    posts: tuple[tuple[str, InboxDraft], ...] = ()
     prose: bool = False
     waits: bool = False
 
@@ -35,6 +38,7 @@ class Harness(Protocol):
     """Acts on replies for one session, as long as a driver of this process keeps it warm."""
 
     journal: Journal
+    children: Children
 
     @property
     def tools(self) -> tuple[ToolSpec, ...]:
@@ -47,6 +51,10 @@ class Harness(Protocol):
 
     async def act(self, reply: Message) -> Acted:
         """Act on what is left of a stored reply, from where the log says it stood."""
+        ...
+
+    def can_go_on(self) -> bool:
+        """Tell whether a whole wait of what was given up is over, though others are not."""
         ...
 
     def matches(self, vars: Slot | None) -> bool:

@@ -20,7 +20,7 @@ from holdfast.core.errors import KernelError
 from holdfast.core.facts import EvalAdded, EvalStatus, Fact, VarsCheckpointed
 from holdfast.core.messages import Message, observation
 from holdfast.core.payloads import Slot, manifest, refs_in, slot, slot_of_bytes
-from holdfast.core.state import OpenTurn
+from holdfast.core.state import OpenTurn, PendingCall
 from holdfast.kernels.cells import extract
 from holdfast.kernels.observation import nudge, observe, observe_cell, observe_death
 from holdfast.kernels.port import (
@@ -38,9 +38,11 @@ from holdfast.models.port import ToolSpec
 from holdfast.runtime import blueprint as blueprints
 from holdfast.runtime.blueprint import Blueprint
 from holdfast.runtime.brokers import MODULE
-from holdfast.runtime.calls import Ledger, in_order, nanoseconds
+from holdfast.runtime.calls import Ledger, id_of, in_order, nanoseconds
+from holdfast.runtime.children import Children, Posts, stops
 from holdfast.runtime.engine import Engine
-from holdfast.runtime.handlers import Handler, leaf, question
+from holdfast.runtime.handlers import Handler, child, leaf, question
+from holdfast.runtime.handlers.child import ChildHandler
 from holdfast.runtime.handlers.leaf import LeafHandler
 from holdfast.runtime.handlers.question import QuestionHandler
 from holdfast.runtime.handlers.tool import ToolHandler
@@ -53,6 +55,8 @@ from holdfast.runtime.transcript import Transcript
 logger = logging.getLogger("holdfast.runtime")
 
 WORK = f"{MODULE}."
+GIVE_UP_SECONDS = 0.25
+"""A cell that only waits is paused in place for so long: children may be quick."""
 
 
 class CodeHarness:
@@ -65,8 +69,10 @@ class CodeHarness:
         blueprint: Blueprint,
         toolsets: tuple[Toolset, ...],
         transcript: Transcript,
+        children: Children,
     ) -> None:
         self.journal = journal
+        self.children = children
         self._engine = engine
         self._blueprint = blueprint
         self._toolsets = toolsets
@@ -74,6 +80,7 @@ class CodeHarness:
         self._kernel: KernelSession | None = None
         self._name = blueprint.settings.kernel
         self._vars: str | None = None  # the checkpoint that the kernel holds
+        self._waiting: list[str] = []  # the calls that the cell which was given up waits for
 
     @property
     def details(self) -> Mapping[str, Any]:
@@ -88,6 +95,14 @@ class CodeHarness:
     def matches(self, vars: Slot | None) -> bool:
         """Tell whether the kernel holds the namespace that the log says."""
         return self._kernel is None or self._vars == (None if vars is None else vars.id)
+
+    def can_go_on(self) -> bool:
+        """Tell whether a whole wait of the cell that was given up is over, though not all are."""
+        calls = self.journal.state.calls
+        return any(
+            not any(key == call or key.startswith(f"{call}-i") for key in calls)
+            for call in self._waiting
+        )
 
     async def close(self) -> None:
         """Let go of the kernel session."""
@@ -120,15 +135,19 @@ class CodeHarness:
                 return Acted(waits=True)
             record, checkpoint, final, output = done
             shown.append(output)
+            posts = stops(self._open_calls(record.eval))
             facts, payloads, kept = self._facts(record, checkpoint)
             if index == len(cells) - 1 or record.status != "ok":
                 text = observe(shown, final=final is not None, skipped=len(cells) - index - 1)
-                return Acted((observation(text),), facts, payloads, final, kept)
-            await self._store(facts, payloads)
+                return Acted((observation(text),), facts, payloads, final, kept, tuple(posts))
+            await self._store(facts, payloads, posts)
         raise AssertionError("a reply with cells has a last one")
 
-    async def _store(self, facts: Sequence[Fact], payloads: Sequence[Slot]) -> None:
-        await self.journal.append(lambda _: facts, payloads=payloads)
+    async def _store(self, facts: Sequence[Fact], payloads: Sequence[Slot], posts: Posts) -> None:
+        await self.journal.append(lambda _: facts, payloads=payloads, posts=posts)
+
+    def _open_calls(self, number: int) -> list[PendingCall]:
+        return [call for call in self.journal.state.calls.values() if call.eval == number]
 
     @property
     def _turn(self) -> OpenTurn:
@@ -146,7 +165,7 @@ class CodeHarness:
         choice = await self._engine.kernels.choose(settings.kernel, capability)
         functions = (*question.FUNCTIONS, *host_functions(self._toolsets))
         if capability.model_calls:
-            functions = (*leaf.FUNCTIONS, *functions)
+            functions = (*leaf.FUNCTIONS, *child.FUNCTIONS, *functions)
         kept = self.journal.state.vars
         self._kernel = await choice.kernel.open(
             KernelSettings(
@@ -182,15 +201,16 @@ class CodeHarness:
         number = state.next("eval")
         ledger = Ledger(self.journal, turn.turn, turn.step, number)
         await ledger.load()
-        handlers = self._handlers(ledger)
+        leaves, children, questions, tools = handlers = self._handlers(ledger)
         recorded = in_order([made for each in handlers for made in await each.recorded()])
-        leaves, questions, tools = handlers
+        by_name: dict[str, Handler] = {
+            **dict.fromkeys(leaf.NAMES, leaves),
+            **dict.fromkeys(child.NAMES, children),
+            **dict.fromkeys(question.NAMES, questions),
+        }
 
         async def on_call(call: HostCall) -> HostAnswer:
-            if call.function in leaf.NAMES:
-                return await leaves.call(call)
-            handler = questions if call.function in question.NAMES else tools
-            return await handler.call(call)
+            return await by_name.get(call.function, tools).call(call)
 
         started = time.monotonic()
         result: CellResult | None = None
@@ -199,6 +219,7 @@ class CodeHarness:
             kernel = await self._opened()
             result = await self._evaluated(kernel, code, turn, recorded, on_call)
             if result.status == "waiting":
+                self._waiting = [id_of(number, key) for key in result.waiting]
                 return None
             status, output = result.status, observe_cell(result, index, total)
         except KernelError as error:
@@ -225,7 +246,7 @@ class CodeHarness:
             final = slot_of_bytes(result.final.encoding, result.final.data, "final")
         return record, None if result is None else result.checkpoint, final, output
 
-    def _handlers(self, ledger: Ledger) -> tuple[Handler, Handler, Handler]:
+    def _handlers(self, ledger: Ledger) -> tuple[Handler, Handler, Handler, Handler]:
         settings = self._blueprint.settings
         name = settings.leaf_model or settings.model
         leaves = LeafHandler(
@@ -235,9 +256,10 @@ class CodeHarness:
             gate=self._engine.leaf_gate,
             first_user_text=self._transcript.first_user_text,
         )
+        children = ChildHandler(ledger, self._engine, self._blueprint, self.children)
         store, lease = self.journal.store, self.journal.lease
         tools = ToolHandler(ledger, self._toolsets, renew=lambda: store.renew(lease))
-        return leaves, QuestionHandler(ledger), tools
+        return leaves, children, QuestionHandler(ledger), tools
 
     async def _evaluated(
         self,
@@ -253,6 +275,7 @@ class CodeHarness:
             on_call=on_call,
             recorded=recorded,
             recorded_files=[item for call in recorded for item in call.files],
+            give_up_seconds=GIVE_UP_SECONDS,
         )
         if any(call.function.startswith(WORK) for call in result.calls):
             # A worker reads what was there when it started: the next cell gets a new one.
@@ -268,8 +291,7 @@ class CodeHarness:
         self, record: EvalAdded, checkpoint: Checkpoint | None
     ) -> tuple[tuple[Fact, ...], tuple[Slot, ...], Slot | None]:
         state = self.journal.state
-        calls = [call for call in state.calls.values() if call.eval == record.eval]
-        facts: tuple[Fact, ...] = (*calls_settled(state, calls), record)
+        facts: tuple[Fact, ...] = (*calls_settled(state, self._open_calls(record.eval)), record)
         if checkpoint is None:
             return facts, (), None
         item, chunks = checkpoint_slots(checkpoint)

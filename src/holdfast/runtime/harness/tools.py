@@ -34,6 +34,7 @@ from holdfast.core.state import OpenTurn, State
 from holdfast.models.port import ToolSpec
 from holdfast.runtime.blueprint import Blueprint
 from holdfast.runtime.calls import pages
+from holdfast.runtime.children import Children
 from holdfast.runtime.engine import Engine
 from holdfast.runtime.handlers.question import deadline_after
 from holdfast.runtime.handlers.tool import first_wait, outside_wait, run, unknown_wait
@@ -67,8 +68,10 @@ class ToolsHarness:
         blueprint: Blueprint,
         toolsets: tuple[Toolset, ...],
         transcript: Transcript,
+        children: Children,
     ) -> None:
         self.journal = journal
+        self.children = children
         self._fresh: set[str] = set()
         """Calls that this process recorded as dispatched and has not run yet."""
         self._tools = {
@@ -89,6 +92,10 @@ class ToolsHarness:
             ToolSpec(name, tool.doc, dict(tool.parameters))
             for name, (_, tool) in self._tools.items()
         )
+
+    def can_go_on(self) -> bool:
+        """Tell whether more can be done though calls wait: all results are shown as one message."""
+        return False
 
     def matches(self, vars: Slot | None) -> bool:
         """Tell whether what is in memory is what the log says: there is nothing in memory."""

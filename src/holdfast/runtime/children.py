@@ -1,0 +1,313 @@
+"""Children: sessions that answer a call of another one, from their first record to their end.
+
+All of a child follows from its parent's log: the call names its id, its first record, its task and
+its grant before it exists, so whoever holds the parent's lease makes it, or makes it again. Its end
+reaches the parent through the inbox; the parent reads the child's own log for what came of it.
+Both sides look: a parent at the children whose calls are open, a child at its parent's call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Protocol
+
+from holdfast.core.errors import InboxConsumed, InvalidRecord, NotFound, SessionDeleted
+from holdfast.core.facts import BudgetSettled, CallRequested, CallResolved, Fact, SessionStarted
+from holdfast.core.forms import fact_from_data
+from holdfast.core.heads import EdgeDraft
+from holdfast.core.payloads import Slot, slot
+from holdfast.core.state import PendingCall, State, call_reservation, plus
+from holdfast.runtime import results
+from holdfast.runtime.results import Final, TurnResult
+from holdfast.stores.port import InboxDraft, SessionStore
+from holdfast.views.values import hydrate, read_value
+
+logger = logging.getLogger("holdfast.runtime")
+
+OWN_KEYS = "holdfast:"
+STOP_KEY = OWN_KEYS + "stop"
+TASK_KEY = OWN_KEYS + "task"
+FAILED = "ChildFailed"
+VALUE_BYTES = 256 * 1024
+"""A larger value of a child stays in the child's log; its parent gets the beginning and a ref."""
+PREVIEW_CHARACTERS = 2000
+
+Posts = list[tuple[str, InboxDraft]]
+
+
+def child_id(parent: str, call_id: str) -> str:
+    """Return the id of the session that answers a call: the same whenever it is made."""
+    return "c-" + hashlib.sha256(f"{parent}\n{call_id}".encode()).hexdigest()[:32]
+
+
+def stops(calls: Iterable[PendingCall]) -> Posts:
+    """Return what asks the children of calls to end, because nobody waits for them any more."""
+    draft = InboxDraft(key=STOP_KEY, kind="stop")
+    return [(call.child, draft) for call in calls if call.kind == "child" and call.child]
+
+
+def report(state: State) -> Posts:
+    """Return what tells a parent that the turn which its call is owed has come to its end."""
+    parent = state.parent
+    if parent is None or state.counters.get("turn", 0) > 1:
+        return []
+    return [(parent["session"], _ended_draft(state.session, parent["call"]))]
+
+
+def _ended_draft(child: str, call_id: str) -> InboxDraft:
+    return InboxDraft(key=f"{OWN_KEYS}ended:{child}", kind="child_ended", call_id=call_id)
+
+
+async def is_wanted(store: SessionStore, state: State) -> bool:
+    """Tell whether the call of a child is still open, or what it owes was done long ago."""
+    parent = state.parent
+    if parent is None or state.counters.get("turn", 0) > 1 or state.last_turn is not None:
+        return True
+    try:
+        above = await store.load_state(parent["session"])
+    except (NotFound, SessionDeleted):
+        return False
+    return parent["call"] in above.calls
+
+
+async def result_of(store: SessionStore, child: str, state: State) -> TurnResult | None:
+    """Return what a child came to; None while it works."""
+    try:
+        return await results.of_key(store, child, TASK_KEY)
+    except InboxConsumed:
+        return results.ended(state)
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """What the end of a child brings into its parent's log."""
+
+    facts: tuple[Fact, ...] = ()
+    edges: tuple[EdgeDraft, ...] = ()
+
+
+async def ended(store: SessionStore, state: State, call_id: str) -> Ended:
+    """Return what a parent records of a call whose child has ended: its sums, value and edge."""
+    aside = state.reserved.get(call_reservation(call_id))
+    call = state.calls.get(call_id)
+    child = (call and call.child) or (aside and aside.child)
+    if not child:
+        return Ended()
+    try:
+        below = await store.load_state(child)
+    except (NotFound, SessionDeleted):
+        return Ended()
+    result = await result_of(store, child, below)
+    if result is None:
+        return Ended()
+    facts: list[Fact] = [] if aside is None else [_sums(call_id, child, below)]
+    if call is not None:
+        facts.append(await _resolved(store, state, call, result, below))
+    edges = []
+    if below.head is not None:
+        edges = [
+            EdgeDraft(
+                type="invocation",
+                from_session=state.session,
+                from_head=state.head,
+                to_session=child,
+                to_head=below.head,
+                call_id=call_id,
+            )
+        ]
+    return Ended(tuple(facts), tuple(edges))
+
+
+def _sums(call_id: str, child: str, below: State) -> BudgetSettled:
+    """Return what closes a child's grant: what it and all below it have spent.
+
+    What it set aside for children of its own that have not ended counts at its ceiling.
+    """
+    spend = below.total
+    left = [aside for aside in below.reserved.values() if aside.child is not None]
+    held = spend.held_usd
+    for aside in left:
+        held = plus(held, aside.usd or "0")
+    return BudgetSettled(
+        reservation=call_reservation(call_id),
+        child=child,
+        usd=spend.usd,
+        tokens=spend.tokens,
+        calls=spend.calls,
+        driven_ms=spend.driven_ms,
+        held_usd=held,
+        held_tokens=spend.held_tokens + sum(aside.tokens or 0 for aside in left),
+        unknown_calls=max(spend.unknown_usd, spend.unknown_tokens) + len(left),
+        unbounded_calls=max(spend.unbounded_usd, spend.unbounded_tokens),
+    )
+
+
+async def _resolved(
+    store: SessionStore, state: State, call: PendingCall, result: TurnResult, below: State
+) -> CallResolved:
+    """Return the outcome of a call: the envelope, and what is wrong where there is no value."""
+    request = await requested(store, state.session, call)
+    asked: Any = await read_value(store, state.session, request.arguments)
+    spend = below.total
+    envelope: dict[str, Any] = {
+        "status": result.status,
+        "session": below.session,
+        "head": below.head,
+        "task": asked["task"],
+        "steps": result.steps,
+        "usage": {"input_tokens": spend.input_tokens, "output_tokens": spend.output_tokens},
+        "cost": spend.usd,
+    }
+    about: dict[str, Any] = {"call_id": call.call_id, "wait": call.wait}
+    if isinstance(result, Final):
+        envelope = _with_value(result.value) | envelope
+        return CallResolved(outcome="ok", result=slot(envelope, "answer"), **about)
+    text = getattr(result, "error", "") or f"the child ended as {result.status}"
+    envelope["error"] = text = f"{result.status}: {text}"
+    why = slot(f"{FAILED}: {text}", "error")
+    return CallResolved(outcome="error", result=slot(envelope, "answer"), error=why, **about)
+
+
+def _with_value(value: Any) -> dict[str, Any]:
+    item = slot(value, "final")
+    if item.size <= VALUE_BYTES:
+        return {"value": value}
+    text = value if isinstance(value, str) else repr(value)
+    preview = f"{text[:PREVIEW_CHARACTERS]} … ({item.size:,} bytes; load it by its ref)"
+    return {"value": None, "preview": preview, "ref": item.id}
+
+
+async def requested(store: SessionStore, session_id: str, call: PendingCall) -> CallRequested:
+    """Return the intent of an open call."""
+    page = await store.read_events(session_id, after=call.seq - 1, before=call.seq + 1)
+    fact = page[0].fact()
+    assert isinstance(fact, CallRequested)
+    return fact
+
+
+class Driving(Protocol):
+    """What this process can do for sessions other than the one that is driven."""
+
+    async def drive(self, session_id: str) -> None:
+        """Drive a session until its turn ends or waits; what goes wrong is logged."""
+        ...
+
+    def spawn(self, work: Any) -> asyncio.Task[Any]:
+        """Run work in the background."""
+        ...
+
+
+class Log(Protocol):
+    """What is known of the parent: its store, and where its log stands."""
+
+    store: SessionStore
+    state: State
+
+    @property
+    def session(self) -> str:
+        """Return its id."""
+        ...
+
+    @property
+    def moved(self) -> asyncio.Event:
+        """Return an event that is set once another batch is in the log."""
+        ...
+
+
+@dataclass(slots=True)
+class Children:
+    """The children of one driven session: made, driven and looked after while their calls wait.
+
+    So many at once are driven for one parent; a parent that waits holds no place of its own
+    parent's, so depth cannot starve.
+    """
+
+    log: Log
+    driving: Driving
+    message: Callable[[str, Mapping[str, Any], Any], InboxDraft]
+    admit: Callable[[], Any]
+    gate: asyncio.Semaphore
+    _tasks: dict[str, asyncio.Task[Any]] = field(default_factory=dict)
+    _changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def take_up(self) -> None:
+        """Look after every child whose call is open, and that nobody here looks after yet."""
+        for call in list(self.log.state.calls.values()):
+            if call.kind == "child" and call.child and call.call_id not in self._tasks:
+                task = self.driving.spawn(self._look_after(call))
+                self._tasks[call.call_id] = task
+                task.add_done_callback(partial(self._over, call.call_id))
+
+    def _over(self, call_id: str, _: asyncio.Task[Any]) -> None:
+        self._tasks.pop(call_id, None)
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    @property
+    def busy(self) -> bool:
+        """Tell whether a child is being driven here."""
+        return bool(self._tasks)
+
+    async def changed(self) -> None:
+        """Wait until a child is not driven any more, or the parent's log has moved."""
+        waits = [asyncio.ensure_future(event.wait()) for event in (self._changed, self.log.moved)]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+
+    async def _look_after(self, call: PendingCall) -> None:
+        try:
+            async with self.gate:
+                if call.call_id not in self.log.state.calls:
+                    return
+                if await self._made(call):
+                    assert call.child is not None
+                    await self.driving.drive(call.child)
+                await self.admit()
+                await self._look(call)
+        except Exception:
+            logger.warning("child %s of %s is left", call.child, self.log.session, exc_info=True)
+
+    async def _made(self, call: PendingCall) -> bool:
+        """Make a child as the log says, if it is not there; tell whether it has work to do."""
+        store, parent, child = self.log.store, self.log.session, call.child
+        assert child is not None
+        try:
+            state = await store.load_state(child)
+        except NotFound:
+            state = None
+        if state is None or state.counters.get("turn", 0) == 0:
+            request = await requested(store, parent, call)
+            assert request.start is not None
+            started = await _started(store, parent, request.start)
+            state = await store.create_session(child, started, adopt_from=parent)
+            asked: Any = await read_value(store, parent, request.arguments)
+            draft = self.message(asked["task"], asked["inputs"], asked["output"])
+            await store.put_inbox(child, draft)
+        return await result_of(store, child, state) is None
+
+    async def _look(self, call: PendingCall) -> None:
+        """Take up the end of a child that has not been told."""
+        store, child = self.log.store, call.child
+        assert child is not None
+        if call.call_id not in self.log.state.calls:
+            return
+        if await result_of(store, child, await store.load_state(child)) is not None:
+            await store.put_inbox(self.log.session, _ended_draft(child, call.call_id))
+            await self.admit()
+
+
+async def _started(store: SessionStore, parent: str, start: Slot) -> SessionStarted:
+    """Return the first record of a child, with what has to be at hand to make it."""
+    record: Any = (await hydrate(store, parent, start)).value()
+    fact = fact_from_data(SessionStarted, record)
+    if not isinstance(fact, SessionStarted):
+        raise InvalidRecord(f"the start of a child of {parent!r} is not a session.started")
+    return fact

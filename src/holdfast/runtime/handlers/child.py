@@ -1,0 +1,350 @@
+"""Child calls from code: `rlm`, `map_rlm`, each item answered by a session of its own.
+
+The call is recorded with the child's whole first record and its grant before the child exists, and
+it waits from its start: the cell is paused in place while its children are quick, given up where
+they are not, and run again with their answers. Items of one call are one wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from holdfast.core import values
+from holdfast.core.capability import Capability, profile
+from holdfast.core.errors import FileNotKept, HoldfastError, InvalidInput
+from holdfast.core.facts import (
+    BudgetReserved,
+    CallRequested,
+    CallResolved,
+    CallSuspended,
+    Fact,
+    SessionStarted,
+)
+from holdfast.core.forms import data_of
+from holdfast.core.payloads import Slot, manifest, slot
+from holdfast.core.state import State, call_reservation
+from holdfast.kernels.port import CallKey, Encoded, HostAnswer, HostCall, HostFunction, RecordedCall
+from holdfast.runtime import blueprint as blueprints
+from holdfast.runtime import budget, inputs
+from holdfast.runtime import tools as tool_module
+from holdfast.runtime.agent import Agent
+from holdfast.runtime.blueprint import Blueprint
+from holdfast.runtime.calls import Ledger, Recorded, files_of, nanoseconds
+from holdfast.runtime.children import Children, child_id
+from holdfast.runtime.engine import Engine
+from holdfast.runtime.settings import Settings, resolve
+
+_OPTIONS = "inputs=None, output=None, model=None, agent=None, capability=None, budget=None"
+FUNCTIONS = (
+    HostFunction("rlm", signature=f"(task: str, *, {_OPTIONS}) -> dict"),
+    HostFunction("map_rlm", signature=f"(tasks: list[str], *, {_OPTIONS}) -> list"),
+)
+NAMES = frozenset(function.name for function in FUNCTIONS)
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What a call asks for: tasks with their inputs, and what their sessions are to be."""
+
+    tasks: list[str]
+    inputs: list[dict[str, Any]]
+    output: Any = None
+    model: str | None = None
+    agent: str | None = None
+    capability: dict[str, Any] | None = None
+    budget: dict[str, Any] | None = None
+
+
+@dataclass(slots=True)
+class ChildHandler:
+    """The child calls of one evaluation."""
+
+    ledger: Ledger
+    engine: Engine
+    blueprint: Blueprint
+    children: Children
+    _items: dict[CallKey, dict[int, Recorded]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._items = self.ledger.children
+
+    async def recorded(self) -> list[tuple[int, RecordedCall]]:
+        """Return the calls that the log can answer in full, by the position of the last answer."""
+        found: list[tuple[int, RecordedCall]] = []
+        contents = await self.ledger.kept_contents() if self._items else {}
+        for key, items in self._items.items():
+            answer = None
+            if all(item.resolved is not None for item in items.values()):
+                answer = await self._answer(key.function, items)
+            files = files_of(items[0].request.files, contents)
+            last = max(item.seq for item in items.values()) if answer else 2**53
+            found.append((last, RecordedCall(*key, pure=False, answer=answer, files=files)))
+        return found
+
+    async def call(self, call: HostCall) -> HostAnswer:
+        """Answer one `rlm` or `map_rlm` of the cell, once all its children have ended."""
+        if call.key not in self._items:
+            try:
+                wish = self._wish(call)
+                await self.ledger.keep_files(call)
+                await self._request(call, wish)
+            except (TypeError, ValueError) as error:
+                return self._refused(type(error).__name__, error)
+            except budget.Exceeded as error:
+                return self._refused("BudgetExceeded", error)
+            except (FileNotKept, InvalidInput, HoldfastError) as error:
+                if not isinstance(error, InvalidInput | FileNotKept) and error.code != "refused":
+                    raise
+                return self._refused("CallError", error)
+        items = self._items[call.key]
+        self.children.take_up()
+        journal = self.ledger.journal
+        waits = {
+            index: journal.outcome(item.request.call_id)
+            for index, item in items.items()
+            if item.request.call_id in journal.state.calls
+        }
+        if waits:
+            call.suspend()
+            await asyncio.wait(waits.values())
+        for index, outcome in waits.items():
+            event = outcome.result()
+            fact = event.fact()
+            assert isinstance(fact, CallResolved)
+            item = items[index]
+            item.resolved, item.seq, item.at = fact, event.seq, event.at
+        return await self._answer(call.function, items)
+
+    def _refused(self, name: str, error: Exception) -> HostAnswer:
+        return HostAnswer.failed(
+            name, str(error), nanoseconds(self.ledger.journal.state.updated_at)
+        )
+
+    def _wish(self, call: HostCall) -> Wish:
+        """Return what a call asks for; raise what the author of the cell did wrong."""
+        settings, state = self.blueprint.settings, self.ledger.journal.state
+        wish = _arguments(call)
+        if len(wish.tasks) > settings.max_fanout:
+            raise ValueError(
+                f"map_rlm got {len(wish.tasks)} tasks; at most {settings.max_fanout} go in one "
+                "call (max_fanout): split them into smaller lists"
+            )
+        if state.depth >= settings.max_depth:
+            raise ValueError(
+                f"{call.function} would start a session at depth {state.depth + 1}; sessions go "
+                f"{settings.max_depth} deep (max_depth): do the work here, or use lm"
+            )
+        for given in wish.inputs:
+            inputs.check_names(given)
+        return wish
+
+    async def _request(self, call: HostCall, wish: Wish) -> None:
+        """Record the call: each item with its child's first record and its grant."""
+        ledger = self.ledger
+        width = len(wish.tasks)
+        drafts = [await self._draft(call, wish, index) for index in range(width)]
+        payloads: list[Slot] = []  # what the first records refer to, known once there is a grant
+        written: list[CallRequested] = []
+
+        def build(state: State) -> list[Fact]:
+            grant = budget.grant(self.blueprint.settings, state, width, wish.budget)
+            facts: list[Fact] = ledger.unsaved()
+            written.clear()
+            payloads.clear()
+            for intent, plan in drafts:
+                start, parts = _start(plan, intent, state, grant)
+                payloads.extend(parts)
+                intent = replace(intent, start=start, grant=grant)
+                written.append(intent)
+                facts += [
+                    intent,
+                    BudgetReserved(
+                        reservation=call_reservation(intent.call_id),
+                        child=intent.child,
+                        **grant,  # type: ignore[arg-type]
+                    ),
+                    CallSuspended(call_id=intent.call_id, kind="child"),
+                ]
+            return facts
+
+        if drafts:
+            await ledger.journal.append(build, payloads=payloads)
+        self._items[call.key] = {item.index: Recorded(item) for item in written}
+
+    async def _draft(
+        self, call: HostCall, wish: Wish, index: int
+    ) -> tuple[CallRequested, tuple[Blueprint, Agent, str]]:
+        ledger, journal = self.ledger, self.ledger.journal
+        base = ledger.requested(call, executor="server", effect="idempotent", kind="child")
+        call_id = item_id(base.call_id, index, call.function)
+        child = child_id(journal.session, call_id)
+        asked = {"task": wish.tasks[index], "inputs": wish.inputs[index], "output": wish.output}
+        intent = replace(
+            base,
+            call_id=call_id,
+            arguments=slot(asked, "arguments"),
+            files=base.files if index == 0 else [],
+            contents=ledger.contents() if index == 0 else {},
+            index=index,
+            width=len(wish.tasks),
+            child=child,
+        )
+        agent = self.engine.agent(wish.agent or journal.state.agent)
+        return intent, (await self._plan(wish, agent, child), agent, child)
+
+    async def _plan(self, wish: Wish, agent: Agent, child: str) -> Blueprint:
+        """Return what a child is driven with: what its parent has, but never more than that."""
+        mine = self.blueprint
+        settings = mine.settings
+        if wish.agent is not None:
+            given = settings.to_record() | {"instructions": "", "profile": settings.profile}
+            given |= {k: v for k, v in agent.settings.items() if v is not None}
+            settings = narrowed(settings, resolve(given, environment={}).settings)
+        if wish.model is not None:
+            self.engine.model(wish.model)
+            settings = replace(settings, model=wish.model)
+        capability = self._capability(wish, agent, settings)
+        kernel = await self.engine.kernels.choose(settings.kernel, capability)
+        return blueprints.draft(
+            settings,
+            agent,
+            kernel_card=kernel.card,
+            capability=capability,
+            seed=int.from_bytes(values.encode(child)[1][-6:], "big"),
+            store=self.ledger.journal.store,
+            depth=self.ledger.journal.state.depth + 1,
+        )
+
+    def _capability(self, wish: Wish, agent: Agent, settings: Settings) -> Capability:
+        mine = self.blueprint.capability
+        if wish.agent is not None:
+            tools = tuple(
+                tool_module.path(item, one) for item in agent.toolsets for one in item.tools
+            )
+            mine = mine.meet(profile(settings.profile, settings.work_area, tools))  # type: ignore[arg-type]
+        if wish.capability:
+            mine = mine.clamp(Capability.from_record(mine.to_record() | wish.capability))
+        return mine
+
+    async def _answer(self, function: str, items: Mapping[int, Recorded]) -> HostAnswer:
+        journal = self.ledger.journal
+        at = max((item.at for item in items.values()), default=journal.state.updated_at)
+        if function != "map_rlm":
+            done = items[0].resolved
+            assert done is not None
+            if done.outcome == "ok" and done.result is not None:
+                stored = await journal.hydrate(done.result)
+                return HostAnswer.ok(Encoded(stored.encoding, stored.data or b""), nanoseconds(at))
+            error = str(await journal.value(done.error)) if done.error else ""
+            name, _, message = (error or f"CallError: the child was {done.outcome}").partition(": ")
+            return HostAnswer.failed(name, message, nanoseconds(at))
+        found = [await self._slot(index, items[index]) for index in sorted(items)]
+        return HostAnswer.ok(Encoded(*values.encode(found)), nanoseconds(at))
+
+    async def _slot(self, index: int, item: Recorded) -> Any:
+        done = item.resolved
+        assert done is not None
+        known: Any = await self.ledger.journal.value(done.result) if done.result else {}
+        if done.outcome == "ok":
+            return known
+        why = known.get("error") or f"the child was {done.outcome}"
+        return {"failed": True, "index": index, **known, "error": why}
+
+
+def item_id(call_id: str, index: int, function: str) -> str:
+    """Return the id of one item of a call."""
+    return f"{call_id}-i{index}" if function == "map_rlm" else call_id
+
+
+def narrowed(mine: Settings, wish: Settings) -> Settings:
+    """Return settings that a child gets: those it wishes for, within the limits of its parent."""
+    limits: dict[str, Any] = {
+        name: min(filter(None, (getattr(mine, name), getattr(wish, name))), default=0)
+        for name in ("max_steps", "turn_seconds", "max_fanout", "max_depth", "max_tokens")
+    }
+    return replace(wish, work_area=mine.work_area, **limits)
+
+
+def _start(
+    plan: tuple[Blueprint, Agent, str], intent: CallRequested, state: State, grant: budget.Grant
+) -> tuple[Slot, list[Slot]]:
+    """Return a child's first record, as its parent's call has it, and what it refers to."""
+    blueprint, agent, child = plan
+    settings = budget.within(blueprint.settings, grant)
+    item, parts = replace(blueprint, settings=settings).slots()
+    started = SessionStarted(
+        tenant=state.tenant,
+        kind="child",
+        agent=agent.name,
+        agent_version=agent.version,
+        settings=item,
+        cache_id=child,
+        parent={"session": state.session, "call": intent.call_id},
+        depth=state.depth + 1,
+        grant=grant,
+    )
+    return manifest(data_of(started), "settings"), [item, *parts]
+
+
+def _arguments(call: HostCall) -> Wish:
+    """Return the arguments of a call; raise TypeError as Python would."""
+
+    def rlm(
+        task: Any,
+        *,
+        inputs: Any = None,
+        output: Any = None,
+        model: Any = None,
+        agent: Any = None,
+        capability: Any = None,
+        budget: Any = None,
+    ) -> tuple[Any, Any, tuple[Any, ...]]:
+        return [task], [inputs], (output, model, agent, capability, budget)
+
+    def map_rlm(
+        tasks: Any,
+        *,
+        inputs: Any = None,
+        output: Any = None,
+        model: Any = None,
+        agent: Any = None,
+        capability: Any = None,
+        budget: Any = None,
+    ) -> tuple[Any, Any, tuple[Any, ...]]:
+        return tasks, inputs, (output, model, agent, capability, budget)
+
+    rlm.__qualname__, map_rlm.__qualname__ = "rlm", "map_rlm"
+    function = call.function
+    tasks, given, rest = (rlm if function == "rlm" else map_rlm)(*call.args, **call.kwargs)
+    if not isinstance(tasks, list | tuple) or not all(isinstance(task, str) for task in tasks):
+        what = "a string" if function == "rlm" else "a list of strings"
+        raise TypeError(f"{function}() takes its task as {what}")
+    return Wish(list(tasks), _inputs(function, given, len(tasks)), *_options(function, rest))
+
+
+def _inputs(function: str, given: Any, width: int) -> list[dict[str, Any]]:
+    """Return the inputs of each task: one set for all, or one each."""
+    sets: Sequence[Any] = given if isinstance(given, list | tuple) else [given] * width
+    if len(sets) != width:
+        raise ValueError(f"{function}() got {len(sets)} sets of inputs for {width} tasks")
+    if not all(one is None or isinstance(one, dict) for one in sets):
+        raise TypeError(f"{function}() takes inputs as a dict of variables, or a list of them")
+    return [dict(one or {}) for one in sets]
+
+
+def _options(function: str, rest: tuple[Any, ...]) -> tuple[Any, ...]:
+    output, model, agent, capability, grant = rest
+    for name, value, kind in (
+        ("model", model, str),
+        ("agent", agent, str),
+        ("capability", capability, dict),
+        ("budget", grant, dict),
+    ):
+        if value is not None and not isinstance(value, kind):
+            raise TypeError(f"{function}() takes {name} as a {kind.__name__}")
+    if output is not None and not (output in ("text", "json") or isinstance(output, dict)):
+        raise TypeError(f"{function}() takes output as 'text', 'json' or a schema")
+    return output, model, agent, capability, grant
