@@ -112,10 +112,10 @@ def grant(settings: Settings, state: State, width: int, wish: Mapping[str, Any] 
     """
     balance, limits = free(settings, state), allowed(settings)
     found: Grant = {}
-    wishes = _wishes(wish or {})
+    wanted_amounts = wishes(wish or {})
     for name in LIMITS:
         share = None if name not in balance else _share(name, balance[name], width)
-        wanted = wishes.get(name)
+        wanted = wanted_amounts.get(name)
         short = share is not None and (share <= 0 or (wanted is not None and wanted > share))
         if short:
             spent = limits[name] - balance[name]
@@ -138,7 +138,8 @@ def _share(name: str, balance: Decimal, width: int) -> Decimal:
     return (balance / max(1, width)).quantize(unit, ROUND_DOWN)
 
 
-def _wishes(wish: Mapping[str, Any]) -> dict[str, Decimal]:
+def wishes(wish: Mapping[str, Any]) -> dict[str, Decimal]:
+    """Return the amounts that a call wishes for; raise ValueError for what is not one."""
     found = {}
     for name, amount in wish.items():
         if name not in LIMITS:

@@ -14,7 +14,7 @@ from typing import Any
 
 from holdfast.core import values
 from holdfast.core.capability import Capability, profile
-from holdfast.core.errors import FileNotKept, HoldfastError, InvalidInput
+from holdfast.core.errors import HoldfastError
 from holdfast.core.facts import (
     BudgetReserved,
     CallRequested,
@@ -58,6 +58,10 @@ class Wish:
     budget: dict[str, Any] | None = None
 
 
+Draft = tuple[CallRequested, tuple[Blueprint, Agent, str]]
+"""The intent of one item, with what its child is driven with and that child's id."""
+
+
 @dataclass(slots=True)
 class ChildHandler:
     """The child calls of one evaluation."""
@@ -89,16 +93,16 @@ class ChildHandler:
         if call.key not in self._items:
             try:
                 wish = self._wish(call)
+                drafts = [await self._draft(call, wish, at) for at in range(len(wish.tasks))]
                 await self.ledger.keep_files(call)
-                await self._request(call, wish)
             except (TypeError, ValueError) as error:
                 return self._refused(type(error).__name__, error)
+            except HoldfastError as error:  # nothing is recorded yet
+                return self._refused("CallError", error)
+            try:
+                await self._request(call, wish, drafts)
             except budget.Exceeded as error:
                 return self._refused("BudgetExceeded", error)
-            except (FileNotKept, InvalidInput, HoldfastError) as error:
-                if not isinstance(error, InvalidInput | FileNotKept) and error.code != "refused":
-                    raise
-                return self._refused("CallError", error)
         items = self._items[call.key]
         self.children.take_up()
         journal = self.ledger.journal
@@ -139,18 +143,17 @@ class ChildHandler:
             )
         for given in wish.inputs:
             inputs.check_names(given)
+        budget.wishes(wish.budget or {})
         return wish
 
-    async def _request(self, call: HostCall, wish: Wish) -> None:
+    async def _request(self, call: HostCall, wish: Wish, drafts: Sequence[Draft]) -> None:
         """Record the call: each item with its child's first record and its grant."""
         ledger = self.ledger
-        width = len(wish.tasks)
-        drafts = [await self._draft(call, wish, index) for index in range(width)]
         payloads: list[Slot] = []  # what the first records refer to, known once there is a grant
         written: list[CallRequested] = []
 
         def build(state: State) -> list[Fact]:
-            grant = budget.grant(self.blueprint.settings, state, width, wish.budget)
+            grant = budget.grant(self.blueprint.settings, state, len(drafts), wish.budget)
             facts: list[Fact] = ledger.unsaved()
             written.clear()
             payloads.clear()
@@ -174,9 +177,7 @@ class ChildHandler:
             await ledger.journal.append(build, payloads=payloads)
         self._items[call.key] = {item.index: Recorded(item) for item in written}
 
-    async def _draft(
-        self, call: HostCall, wish: Wish, index: int
-    ) -> tuple[CallRequested, tuple[Blueprint, Agent, str]]:
+    async def _draft(self, call: HostCall, wish: Wish, index: int) -> Draft:
         ledger, journal = self.ledger, self.ledger.journal
         base = ledger.requested(call, executor="server", effect="idempotent", kind="child")
         call_id = item_id(base.call_id, index, call.function)
