@@ -66,7 +66,11 @@ HELP = {
     "max_output_tokens": "Tokens of one reply.",
     "max_usd": "Dollars that the session may spend, as in 2.50.",
     "max_tokens": "Tokens that the session may use.",
-    "max_fanout": "Items of one map_lm.",
+    "max_calls": "Model calls of the session and its children; 0 is no limit.",
+    "max_seconds": "Driving time of the session and its children; 0 is no limit.",
+    "max_fanout": "Items of one map_lm or map_rlm.",
+    "max_depth": "How many sessions deep rlm goes.",
+    "child_concurrency": "Children of one session that are driven at once.",
     "leaf_concurrency": "Calls of lm and map_lm in flight at once.",
     "leaf_timeout_seconds": "Seconds for one call of lm or map_lm, with its retries.",
 }

@@ -96,13 +96,13 @@ class ChildHandler:
                 drafts = [await self._draft(call, wish, at) for at in range(len(wish.tasks))]
                 await self.ledger.keep_files(call)
             except (TypeError, ValueError) as error:
-                return self._refused(type(error).__name__, error)
+                return await self._refused(call, type(error).__name__, error)
             except HoldfastError as error:  # nothing is recorded yet
-                return self._refused("CallError", error)
+                return await self._refused(call, "CallError", error)
             try:
                 await self._request(call, wish, drafts)
             except budget.Exceeded as error:
-                return self._refused("BudgetExceeded", error)
+                return await self._refused(call, "BudgetExceeded", error)
         items = self._items[call.key]
         self.children.take_up()
         journal = self.ledger.journal
@@ -122,10 +122,9 @@ class ChildHandler:
             item.resolved, item.seq, item.at = fact, event.seq, event.at
         return await self._answer(call.function, items)
 
-    def _refused(self, name: str, error: Exception) -> HostAnswer:
-        return HostAnswer.failed(
-            name, str(error), nanoseconds(self.ledger.journal.state.updated_at)
-        )
+    async def _refused(self, call: HostCall, name: str, error: Exception) -> HostAnswer:
+        """Answer a call that is not carried out, so that a re-run of the cell is told the same."""
+        return await self.ledger.pure(call, "error", None, f"{name}: {error}")
 
     def _wish(self, call: HostCall) -> Wish:
         """Return what a call asks for; raise what the author of the cell did wrong."""
