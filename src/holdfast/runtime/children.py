@@ -243,7 +243,9 @@ class Children:
                 self._tasks[call.call_id] = task
                 task.add_done_callback(partial(self._over, call.call_id))
 
-    def _over(self, call_id: str, _: asyncio.Task[Any]) -> None:
+    def _over(self, call_id: str, task: asyncio.Task[Any]) -> None:
+        if not task.cancelled():
+            task.exception()  # told where it happened
         self._tasks.pop(call_id, None)
         self._changed.set()
         self._changed = asyncio.Event()
