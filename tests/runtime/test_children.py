@@ -7,6 +7,7 @@ from typing import Any
 
 import holdfast
 from holdfast.models.port import ModelRequest
+from holdfast.stores.port import SessionFilter
 from holdfast.stores.verify import verify
 
 from .conftest import Lab, cell
@@ -214,17 +215,26 @@ async def test_a_parent_that_is_stopped_stops_its_children(lab: Lab) -> None:
 
 
 async def test_a_parent_whose_time_is_up_stops_its_children_and_still_counts_them(lab: Lab) -> None:
+    code = """
+import threading, time
+threading.Thread(target=rlm, args=('never',)).start()
+time.sleep(60)
+"""
+
     async def respond(request: ModelRequest) -> str:
         if request.first_user_text == "root":
-            return cell("rlm('never')")
+            return cell(code)
         await asyncio.Event().wait()
         raise AssertionError
 
     runtime = await lab.open(respond)
-    session = await runtime.start(turn_seconds=1)
-    result = await session.send("root")
+    session = await runtime.start(turn_seconds=4)
+    assert isinstance(await session.send("root"), holdfast.TimedOut)
     await runtime.settled()
     state = await runtime.state(session.id)
-    assert state.status == "idle"
-    assert not any(key.startswith("call:") for key in state.reserved), result
-    assert state.delegated.calls == 1
+    assert (state.status, state.reserved, state.calls) == ("idle", {}, {})
+    (child,) = (await runtime.sessions(SessionFilter(parent=session.id))).sessions
+    below = await runtime.state(child.id)
+    assert below.turn is None
+    assert state.delegated.calls == below.total.calls == 1
+    assert state.delegated.held_tokens == below.total.held_tokens > 0
