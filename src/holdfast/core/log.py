@@ -33,7 +33,6 @@ from holdfast.core.payloads import (
     check_bytes,
     check_size,
     check_slot,
-    is_proven_text,
     manifest_slots,
 )
 from holdfast.core.state import State, is_model_call
@@ -150,9 +149,6 @@ def draft(
 def complete(drafted: Draft) -> Batch:
     """Return the batch of a draft, its values checked against their ids."""
     slots = drafted.slots
-    if len(slots) == 1 and not drafted.beside and is_proven_text(slots[0]):  # as most have it
-        alone = {slots[0].id: slots[0]}  # nobody changes either
-        return Batch(tuple(drafted.events), drafted.state, drafted.head, alone, alone)
     given, refs, parts = _payloads(slots)
     loose: frozenset[str] = frozenset()
     if drafted.beside:

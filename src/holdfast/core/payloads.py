@@ -234,8 +234,8 @@ def manifest_slots(item: Slot, data: bytes) -> list[Slot]:
     return refs_in(parse(data)) if item.encoding == "manifest" else []
 
 
-class Reach:
-    """The payloads that slots lead to, each once, as far as the manifests among them are followed.
+class Reachable:
+    """The payloads reachable from slots, each once, as far as manifests among them are followed.
 
     One that is erased is yielded, but nothing follows from it. Equal bytes may be a manifest in one
     place and a user's text in another: those are two payloads here, and only the manifest has refs.
@@ -251,7 +251,7 @@ class Reach:
         self._queue += slots
 
     def __iter__(self) -> Iterator[Slot]:
-        """Yield what is reached and was not yet; what `follow` adds comes too."""
+        """Yield what was not yielded before; what `follow` adds comes too."""
         while self._queue:
             item = self._queue.pop()
             key = (item.id, item.encoding == "manifest", item.erased is None, item.size)
@@ -324,22 +324,6 @@ def check_slot(item: Slot) -> None:
         raise InvalidRef(
             f"{ascii(item)[:200]} is not a valid slot; pass what `slot(value, kind)` returns"
         )
-
-
-def is_proven_text(item: Slot) -> bool:
-    """Tell without a digest that a slot is a text stored by ref, with the bytes of its id."""
-    proof = item.proof
-    return (
-        type(proof) is Proof
-        and proof.id is item.id
-        and proof.data is item.data is not None
-        and proof.size is item.size
-        and item.size > INLINE_BYTES
-        and item.encoding == "text"
-        and type(item.kind) is str
-        and item.kind in KINDS
-        and item.erased is None
-    )
 
 
 def check_bytes(item: Slot, data: bytes) -> bytes:

@@ -28,7 +28,7 @@ from holdfast.core.errors import (
 )
 from holdfast.core.events import Event, event_to_line, now
 from holdfast.core.ids import check_id
-from holdfast.core.payloads import Reach, walk
+from holdfast.core.payloads import Reachable, walk
 from holdfast.core.records import Record, canonical, parse
 from holdfast.core.replay import Copy
 from holdfast.stores.export_reader import FORMAT, FORMAT_VERSION, ImportLimits, read_export
@@ -169,12 +169,12 @@ _Item = tuple[Record, bytes | None]
 
 async def _session_records(store: SessionStore, session_id: str) -> AsyncIterator[_Item]:
     yield {"session": session_id}, None
-    after, reach = 0, Reach()
+    after, reachable = 0, Reachable()
     gone: dict[str, tuple[str, str]] = {}
     while page := await store.read_events(session_id, after=after, limit=PAGE_EVENTS):
         for event in page:
-            reach.add(walk(event.data))
-            async for record, data in _payload_records(store, session_id, reach):
+            reachable.add(walk(event.data))
+            async for record, data in _payload_records(store, session_id, reachable):
                 if "erased" in record:
                     gone[record["payload"]] = (record["erased"]["at"], record["erased"]["rule"])
                 yield record, data
@@ -185,9 +185,9 @@ async def _session_records(store: SessionStore, session_id: str) -> AsyncIterato
 
 
 async def _payload_records(
-    store: SessionStore, session_id: str, reach: Reach
+    store: SessionStore, session_id: str, reachable: Reachable
 ) -> AsyncIterator[_Item]:
-    for item in reach:
+    for item in reachable:
         if item.erased is not None:
             continue
         try:
@@ -199,4 +199,4 @@ async def _payload_records(
             yield {"erased": mark, "payload": item.id}, None
             continue
         yield {"payload": item.id}, data
-        reach.follow(item, data)
+        reachable.follow(item, data)

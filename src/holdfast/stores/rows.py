@@ -38,7 +38,7 @@ from holdfast.core.fold import fold
 from holdfast.core.ids import friendly_name
 from holdfast.core.payloads import (
     Erased,
-    Reach,
+    Reachable,
     Slot,
     check_bytes,
     digest_form,
@@ -327,8 +327,8 @@ def slots_with_inner(
     live: list[Slot] = []
     slots = [item for event in events for item in walk(event.data)]
     said = {item.id for item in slots if item.erased is None}
-    reach = Reach(slots)
-    for item in reach:
+    reachable = Reachable(slots)
+    for item in reachable:
         if item.erased is not None:
             gone[item.id] = item
         elif item.id in erased and item.id not in said:
@@ -337,7 +337,7 @@ def slots_with_inner(
             raise Corruption(f"the import lacks payload {item.id!r}", payload=item.id)
         else:
             live.append(item)
-            reach.follow(item, check_bytes(item, payloads[item.id]))
+            reachable.follow(item, check_bytes(item, payloads[item.id]))
     return [*gone.values(), *live]
 
 

@@ -25,7 +25,7 @@ from holdfast.core.errors import (
 )
 from holdfast.core.events import Event, check_digest
 from holdfast.core.fold import apply
-from holdfast.core.payloads import Reach, Slot, size_error, walk
+from holdfast.core.payloads import Reachable, Slot, size_error, walk
 from holdfast.core.state import State, empty
 from holdfast.stores import rows, waits
 from holdfast.stores.port import (
@@ -125,7 +125,7 @@ class _Verification:
         self.digest: str | None = self.state.digest if self.state else None
         self.seq = 0
         self.events = 0
-        self.reach = Reach()
+        self.reachable = Reachable()
         self.checked: set[str] = set()
         self.erased: dict[str, str] = {}
         """What is erased, and by which rule."""
@@ -260,8 +260,8 @@ class _Verification:
                 self.problems.append(Problem(self.session, "erased", message, seq, payload_id))
 
     async def _payloads(self, slots: Sequence[Slot], seq: int | None) -> None:
-        self.reach.add(slots)
-        for item in self.reach:
+        self.reachable.add(slots)
+        for item in self.reachable:
             if item.erased is not None:
                 self.erased[item.id] = item.erased.rule
                 continue
@@ -271,7 +271,7 @@ class _Verification:
                 data = await self.store.get_payload(self.session, item.id)
                 if len(data) != item.size:
                     self._bad_payload("payload", size_error(item, len(data)), item, seq)
-                self.reach.follow(item, data)
+                self.reachable.follow(item, data)
             except PayloadNotFound as error:
                 if "erased_at" in error.details:
                     self.checked.discard(item.id)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from holdfast.core.errors import Corruption, SessionDeleted
 from holdfast.core.events import Event, now
 from holdfast.core.fold import fold
-from holdfast.core.payloads import Reach, Slot, check_bytes, walk
+from holdfast.core.payloads import Reachable, Slot, check_bytes, walk
 from holdfast.core.records import canonical
 from holdfast.core.replay import Copy
 from holdfast.core.state import empty
@@ -176,12 +176,12 @@ def _heal_payloads(
     gone: Marks,
 ) -> None:
     """Put the copy's payloads where those that the stored log refers to are missing or damaged."""
-    reach = Reach(item for event in events for item in walk(event.data))
-    for item in reach:
+    reachable = Reachable(item for event in events for item in walk(event.data))
+    for item in reachable:
         if item.erased is None and item.id not in gone and item.id in payloads:
             data = check_bytes(item, payloads[item.id])
             files.place.blobs.put(tenant, item.id, data)
-            reach.follow(item, data)
+            reachable.follow(item, data)
 
 
 def _bytes(files: SessionFiles, line: Line) -> bytes:

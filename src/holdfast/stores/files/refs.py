@@ -16,7 +16,7 @@ from holdfast.blobs.disk import Disk
 from holdfast.core.errors import Corruption, InvalidId, InvalidRef
 from holdfast.core.events import Event
 from holdfast.core.ids import check_content_id
-from holdfast.core.payloads import Reach, Slot, walk
+from holdfast.core.payloads import Reachable, Slot, walk
 from holdfast.stores.files.inbox_file import InboxFile
 from holdfast.stores.files.lines import BatchLine, Header
 from holdfast.stores.files.log_file import LogFile
@@ -124,8 +124,8 @@ def closure(
     """
     opened = set() if opened is None else opened
     met: set[str] = set()
-    reach = Reach(slots)
-    for item in reach:
+    reachable = Reachable(slots)
+    for item in reachable:
         if item.erased is not None or item.id in erased:
             continue
         if item.encoding != "manifest":
@@ -136,9 +136,9 @@ def closure(
             try:
                 data = read(item.id)
                 if data is not None:
-                    reach.follow(item, data)
+                    reachable.follow(item, data)
             except (Corruption, InvalidRef, InvalidId):
-                pass  # damaged: what it referred to is out of reach, and verify names it
+                pass  # damaged: what it referred to cannot be reached, and verify names it
     return met
 
 

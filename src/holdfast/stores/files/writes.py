@@ -21,7 +21,7 @@ from holdfast.core.facts import Fact, SessionStarted
 from holdfast.core.heads import EdgeDraft, HeadDraft
 from holdfast.core.ids import check_key
 from holdfast.core.log import Batch, extend, values_in
-from holdfast.core.payloads import Reach, Slot, check_bytes, check_size
+from holdfast.core.payloads import Reachable, Slot, check_bytes, check_size
 from holdfast.core.state import State, empty
 from holdfast.stores import rows, waits
 from holdfast.stores.files import derived
@@ -213,8 +213,8 @@ def prove(
     foreign = files.foreign(item.id for item in bare) if exists else None
     blobs = files.place.blobs
     seen: set[str] = set()
-    reach = Reach(bare)
-    for item in reach:
+    reachable = Reachable(bare)
+    for item in reachable:
         if item.erased is not None:
             continue
         if item.id in batch.payloads:
@@ -237,7 +237,7 @@ def prove(
         if data is None:
             raise rows.foreign_error(files.id, item.id)
         check_size(item, len(data))
-        inner = reach.follow(item, data)
+        inner = reachable.follow(item, data)
         if foreign is not None and inner:
             foreign |= files.foreign(part.id for part in inner)
     # What no event leads to is only put again.

@@ -12,7 +12,7 @@ from holdfast.core.errors import InboxConflict, SessionDeleted, SessionNotFound
 from holdfast.core.events import Event, now
 from holdfast.core.ids import check_id, check_key
 from holdfast.core.log import Batch
-from holdfast.core.payloads import Reach, Slot, check_size, walk
+from holdfast.core.payloads import Reachable, Slot, check_size, walk
 from holdfast.core.state import State
 from holdfast.stores import rows, waits
 from holdfast.stores.feed import Feed
@@ -174,9 +174,9 @@ class MemoryBank:
 
     def prove(self, log: Log, tenant: str, batch: Batch, source: Log | None) -> None:
         """Check that every payload referred to is here and may be referred to."""
-        reach = Reach(item for item in batch.refs.values() if item.id not in batch.payloads)
+        reachable = Reachable(item for item in batch.refs.values() if item.id not in batch.payloads)
         adopted: set[str] = set()
-        for item in reach:
+        for item in reachable:
             if item.erased is not None:
                 continue
             if item.id in batch.payloads:
@@ -194,7 +194,7 @@ class MemoryBank:
                 adopted.add(item.id)
             data = self.payloads[tenant, item.id].data
             check_size(item, len(data))
-            reach.follow(item, data)
+            reachable.follow(item, data)
         log.refs |= adopted
 
     def store(self, log: Log, batch: Batch) -> None:
@@ -223,13 +223,13 @@ class MemoryBank:
         found: set[str] = set()
         slots = [slot for event in log.events for slot in walk(event.data)]
         slots += [item.content for item in log.inbox.values() if item.content is not None]
-        reach = Reach(slots)
-        for item in reach:
+        reachable = Reachable(slots)
+        for item in reachable:
             if item.erased is None and not (item.id in log.erased and item.id not in log.refs):
                 found.add(item.id)
                 kept = self.payloads.get((tenant, item.id))
                 if kept is not None:
-                    reach.follow(item, kept.data)
+                    reachable.follow(item, kept.data)
         return found
 
     def forget_unused(self, before: float, tenant: str | None) -> None:

@@ -16,7 +16,7 @@ import msgspec
 
 from holdfast.core.errors import Corruption, HoldfastError
 from holdfast.core.log import Batch
-from holdfast.core.payloads import Reach, Slot, check_bytes, check_size
+from holdfast.core.payloads import Reachable, Slot, check_bytes, check_size
 from holdfast.core.state import State
 from holdfast.stores import rows
 from holdfast.stores.port import ROW_PAYLOAD_BYTES
@@ -173,8 +173,8 @@ def prove(
     """
     brought: set[str] = set()
     bare = (item for item in batch.refs.values() if item.id not in batch.payloads)
-    reach = Reach(item for item in bare if (item.id in batch.loose) is not used)
-    for item in reach:
+    reachable = Reachable(item for item in bare if (item.id in batch.loose) is not used)
+    for item in reachable:
         if item.erased is not None:
             continue
         if item.id in batch.payloads:
@@ -192,7 +192,7 @@ def prove(
         elif is_proven(before, item):
             continue
         if item.encoding == "manifest":
-            reach.follow(item, (yield from data_of(row, item.id, found)))
+            reachable.follow(item, (yield from data_of(row, item.id, found)))
     return brought
 
 
@@ -277,8 +277,8 @@ def data_of(row: SessionRow, payload_id: str, found: Found) -> Plan[bytes]:
 def closure(row: SessionRow, slots: Iterable[Slot]) -> Plan[set[str]]:
     """Return the payloads that slots lead to, manifests followed; Corruption where one is gone."""
     met: set[str] = set()
-    reach = Reach(slots)
-    for item in reach:
+    reachable = Reachable(slots)
+    for item in reachable:
         if item.erased is not None:
             continue
         met.add(item.id)
@@ -286,7 +286,7 @@ def closure(row: SessionRow, slots: Iterable[Slot]) -> Plan[set[str]]:
             found = yield from find(row, item.id)
             if found is not None and found.used is not None:
                 data = yield from data_of(row, item.id, found)
-                reach.follow(item, check_bytes(item, data))
+                reachable.follow(item, check_bytes(item, data))
             elif (yield from erasure(row, item.id)) is None:
                 raise rows.missing_error(row.id, item.id)
     return met
