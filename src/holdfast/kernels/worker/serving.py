@@ -107,6 +107,7 @@ class Worker:
             )
         )
         report = self._confine(command["policy"])
+        self.sources.confined = report is not None
         self.pins.pin_process()
         self._offer(command)
         self.process_settings.begin()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 
 from holdfast.kernels.worker.cell import render
+from holdfast.kernels.worker.cell.denied import denied_gate
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -177,6 +178,8 @@ class Sources:
 
     def __init__(self) -> None:
         self.lines: dict[str, list[str]] = {}
+        self.confined = False
+        """Whether an operation that is not permitted was refused by the capability."""
 
     def add(self, filename: str, text: str, offset: int = 0) -> None:
         """Keep a text; `offset` is how many lines of its cell came before it."""
@@ -261,6 +264,8 @@ def describe_error(error: BaseException, sources: Sources) -> dict[str, Any]:
         line = _only_cells(summary, sources, set())
         text = "".join(summary.format())
         message = str(error)
+        gate = denied_gate(error, sources.lines) if sources.confined else None
+        text += "" if gate is None else f"({gate})\n"
     except Exception as failure:
         message = f"(no traceback: {type(failure).__name__})"
         text = f"{type(error).__qualname__}: {message}\n"
