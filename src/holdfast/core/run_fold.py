@@ -261,7 +261,8 @@ def _branch_finished(run: RunState, fact: Any, seq: int, at: str, tip: str) -> R
     if kept:
         halted = "failed" if fact.status == "failed" else "stopped"
         return _moved(run, fact.branch, halted=halted)
-    return _dropped(run, [fact.branch, *run.below(fact.branch)])
+    below = run.below(fact.branch) if cursor.phase == "forked" else []
+    return _dropped(run, [fact.branch, *below])
 
 
 def _dropped(run: RunState, branches: list[str]) -> RunState:
@@ -281,7 +282,7 @@ def _join_ready(run: RunState, fact: Any, seq: int, at: str, tip: str) -> RunSta
     run = replace(run, forks={key: one for key, one in run.forks.items() if key != fact.fork})
     outputs = {node: at for node, at in cursor.outputs.items() if node not in fact.clears}
     fired: tuple[int, ...] = ()
-    if fork is not None:
+    if fork is not None and fork.closing != "failed":  # what a failed one has is chance
         outputs |= fork.outputs
         # In order of declaration, whoever came first.
         fired = tuple(one for index in sorted(fork.fired) for one in fork.fired[index])

@@ -230,7 +230,7 @@ def _check_branch_finished(state: State, run: RunState, fact: run_facts.BranchFi
             f"branch.finished is about branch {fact.index} of execution {fact.fork}, but "
             f"{fact.branch!r} is {cursor.halted or f'branch {cursor.index} of {cursor.fork}'}"
         )
-    if fact.status == "ok" and (cursor.phase not in ("ready", "ended") or run.below(fact.branch)):
+    if fact.status == "ok" and cursor.phase not in ("ready", "ended"):
         raise InvalidInput(f"branch {fact.branch!r} is {cursor.phase} and cannot have ended well")
 
 

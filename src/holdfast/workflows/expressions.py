@@ -129,6 +129,8 @@ def _tree(text: str) -> ast.expr:
 
 
 def _hint(text: str) -> str:
+    if text.count("(") != text.count(")") or text.count("[") != text.count("]"):
+        return "quote the whole expression: in {…} YAML ends it at a comma"
     for wrong, right in (("&&", "and"), ("||", "or"), ("!", "not")):
         if wrong in text.replace("!=", ""):
             return f"write {right!r} instead of {wrong!r}"

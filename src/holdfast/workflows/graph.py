@@ -221,7 +221,7 @@ class Graph:
             # A `fail` ends its branch early: it is not where branches meet.
             ahead = [
                 found[one]
-                for one in self.forward(name)
+                for one in self._onward(name)
                 if one in found and self.nodes[one].kind != "fail"
             ]
             met = ahead[0] if ahead else 0
@@ -229,6 +229,12 @@ class Graph:
                 met &= one
             found[name] = met | self._bit[name]
         return found
+
+    def _onward(self, name: str) -> Iterator[str]:
+        """Yield where a node leads to; the failure of a fan-out leads past its branches."""
+        for edge in self.edges(name):
+            if edge.loop is None and (edge.on == "ok" or not self.nodes[name].forks):
+                yield edge.to
 
     def meeting(self, router: str) -> str | None:
         """Return the nearest node that every branch of a router leads to, if there is one."""
@@ -244,7 +250,7 @@ class Graph:
                 continue
             join = self.meeting(name)
             if join is not None:
-                branches = {to: self._until(to, join) for to in self.forward(name)}
+                branches = {to: self._until(to, join) for to in self._onward(name)}
                 found[name] = Region(name, join, branches)
         return found
 

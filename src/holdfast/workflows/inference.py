@@ -213,8 +213,8 @@ class _Inference:
         outer = self._present
         for part in node.values:
             self._truth(part)
-            if isinstance(node.op, ast.And):
-                self._present |= _made_sure(part)
+            # What comes after holds only where this was true, or, after an `or`, where it was not.
+            self._present |= _made_sure(part, holds=isinstance(node.op, ast.And))
         self._present = outer
         return BOOLEAN
 
@@ -372,14 +372,17 @@ _FORMS: dict[type[ast.AST], Callable[[_Inference, Any], Schema]] = {
 }
 
 
-def _made_sure(node: ast.AST) -> frozenset[Path]:
-    """Return the paths that are not null where a condition holds."""
+def _made_sure(node: ast.AST, *, holds: bool = True) -> frozenset[Path]:
+    """Return the paths that are not null where a condition holds, or where it does not."""
     match node:
-        case ast.Compare(ops=[ast.NotEq()], comparators=[ast.Name(id="null")]):
+        case ast.Compare(ops=[ast.NotEq() | ast.Eq()], comparators=[ast.Name(id="null")]):
             path = path_of(node.left)
-            return frozenset() if path is None else frozenset({path})
-        case ast.BoolOp(op=ast.And()):
-            return frozenset().union(*(_made_sure(part) for part in node.values))
+            if path is not None and isinstance(node.ops[0], ast.NotEq) == holds:
+                return frozenset({path})
+        case ast.BoolOp() if isinstance(node.op, ast.And) == holds:
+            return frozenset().union(*(_made_sure(part, holds=holds) for part in node.values))
+        case ast.UnaryOp(op=ast.Not()):
+            return _made_sure(node.operand, holds=not holds)
     return frozenset()
 
 

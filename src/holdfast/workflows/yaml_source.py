@@ -103,9 +103,10 @@ class Source:
                 continue
             name = key.value
             if name in found:
-                self._add(
-                    place, f"the key {name!r} stands here twice", "remove one of them", len(name)
-                )
+                remedy = "remove one of them"
+                if not name.replace("_", "").isalnum():
+                    remedy = "quote the expression: in {…} YAML ends it at a comma"
+                self._add(place, f"the key {name!r} stands here twice", remedy, len(name))
                 continue
             found[name] = self._value(value, (*path, name))
             self.places[(*path, name, KEY)] = place
