@@ -1,6 +1,7 @@
 """Holdfast: a durable runtime for LLM agents.
 
-`await holdfast.open(...)` gives a Runtime; `holdfast.open_sync(...)` gives one that blocks.
+`async with holdfast.open(...) as runtime` gives a Runtime; `holdfast.open_sync(...)` gives one
+whose methods block.
 """
 
 from __future__ import annotations
@@ -10,60 +11,89 @@ from typing import TYPE_CHECKING, Any
 from holdfast.core.errors import HoldfastError
 
 if TYPE_CHECKING:
+    from holdfast import results
+    from holdfast.core import errors
+    from holdfast.core.capability import Capability
+    from holdfast.models.scripted import ScriptedModel
     from holdfast.runtime.agent import Agent
     from holdfast.runtime.results import (
         BudgetExceeded,
         Failed,
         Final,
+        Pending,
         Queued,
         Stopped,
         Suspended,
         TimedOut,
+        TurnNotFinal,
         TurnResult,
     )
-    from holdfast.runtime.runtime import Runtime, Session
+    from holdfast.runtime.runtime import Runtime
     from holdfast.runtime.runtime import open_runtime as open
-    from holdfast.runtime.sync import SyncRuntime
-    from holdfast.runtime.sync import SyncRuntime as open_sync
+    from holdfast.runtime.session import Session
+    from holdfast.runtime.settings import Limits
+    from holdfast.runtime.sync import SyncRuntime, open_sync
+    from holdfast.runtime.sync_session import SyncSession
     from holdfast.runtime.tools import CallContext, Tool, Toolset, tool
+    from holdfast.stores.port import SessionFilter
+    from holdfast.stores.verify import verify
 
 __all__ = [
     "Agent",
     "BudgetExceeded",
     "CallContext",
+    "Capability",
     "Failed",
     "Final",
     "HoldfastError",
+    "Limits",
+    "Pending",
     "Queued",
     "Runtime",
+    "ScriptedModel",
     "Session",
+    "SessionFilter",
     "Stopped",
     "Suspended",
     "SyncRuntime",
+    "SyncSession",
     "TimedOut",
     "Tool",
     "Toolset",
+    "TurnNotFinal",
     "TurnResult",
     "__version__",
+    "errors",
     "open",
     "open_sync",
+    "results",
     "tool",
+    "verify",
 ]
 
 __version__ = "0.1.0"
 
 _PLACES = {
-    "Agent": "agent",
-    "Runtime": "runtime",
-    "Session": "runtime",
-    "open": "runtime:open_runtime",
-    "open_sync": "sync:SyncRuntime",
-    "SyncRuntime": "sync",
-    "CallContext": "tools",
-    "Tool": "tools",
-    "Toolset": "tools",
-    "tool": "tools",
+    "Agent": "runtime.agent",
+    "CallContext": "runtime.tools",
+    "Capability": "core.capability",
+    "Limits": "runtime.settings",
+    "Runtime": "runtime.runtime",
+    "ScriptedModel": "models.scripted",
+    "Session": "runtime.session",
+    "SessionFilter": "stores.port",
+    "SyncRuntime": "runtime.sync",
+    "SyncSession": "runtime.sync_session",
+    "Tool": "runtime.tools",
+    "Toolset": "runtime.tools",
+    "errors": "core.errors:",
+    "open": "runtime.runtime:open_runtime",
+    "open_sync": "runtime.sync",
+    "results": "results:",
+    "tool": "runtime.tools",
+    "verify": "stores.verify",
 }
+"""Where a name lives; `:` alone means the module itself. All others are results."""
 
 
 def __getattr__(name: str) -> Any:
@@ -72,5 +102,10 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'holdfast' has no attribute {name!r}")
     import importlib
 
-    module, _, other = _PLACES.get(name, "results").partition(":")
-    return getattr(importlib.import_module(f"holdfast.runtime.{module}"), other or name)
+    place, colon, other = _PLACES.get(name, "runtime.results").partition(":")
+    module = importlib.import_module(f"holdfast.{place}")
+    return module if colon and not other else getattr(module, other or name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -96,7 +96,7 @@ def test_the_page_of_results_says_status_and_exit_code_of_each():
     rows = re.findall(r"\| `(\w+)` \| `(\w+)` \| (\d) \|$", _page("results.md"), re.MULTILINE)
     there = {
         (cls.__name__, cls.STATUS, str(cls.EXIT_CODE))
-        for cls in results.TurnResult.__subclasses__()
+        for cls in results.TurnSummary.__subclasses__()
     }
     assert {(name, status, code) for name, status, code in rows} == there
 

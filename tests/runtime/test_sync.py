@@ -1,6 +1,7 @@
 """The synchronous face does the same, from any thread."""
 
 import asyncio
+import inspect
 import os
 import signal
 import threading
@@ -9,9 +10,8 @@ import time
 import pytest
 
 import holdfast
-from holdfast.core.errors import InvalidInput, Refused
+from holdfast.core.errors import Refused
 from holdfast.models.scripted import ScriptedModel
-from holdfast.runtime.sync import PAGES
 
 from .conftest import cell, replies
 
@@ -24,15 +24,13 @@ def test_a_script_can_run_resume_fork_and_read(tmp_path) -> None:
         fork = runtime.fork(session)
         assert runtime.send(fork, "two").value == 2
         assert runtime.resume(session) is None
-        assert [info.id for info in runtime.sessions().sessions] == [fork, session]
-        assert len(runtime.read("messages", session)) == 3
-        for page in PAGES:
-            runtime.read(page, session)
-        for other in ("message", "stop", "close", None):
-            with pytest.raises(InvalidInput, match="messages, turns"):
-                runtime.read(other, session)
+        assert [info.id for info in runtime.sessions().sessions] == [fork.id, session.id]
+        assert len(session.messages()) == 3
+        for page in ("turns", "steps", "evals", "leaves", "calls", "heads", "edges"):
+            assert isinstance(getattr(session, page)(), list)
+        assert len(session.tree().nodes) == 2
         seen = []
-        for item in runtime.follow(session):
+        for item in session.subscribe():
             seen.append(item.type)
             if item.type == "head.published":
                 break
@@ -77,7 +75,7 @@ def test_after_ctrl_c_the_session_can_be_resumed_at_once() -> None:
         threading.Thread(target=interrupt).start()
         with pytest.raises(KeyboardInterrupt):
             runtime.send(session, "x")
-        assert runtime.read("turns", session)[0].status == "interrupted"
+        assert session.turns()[0].status == "interrupted"
         assert runtime.resume(session).value == 1
 
 
@@ -92,7 +90,7 @@ def test_a_closed_runtime_says_so_and_lets_nobody_wait() -> None:
     session = runtime.start()
     seen = []
     threads = [
-        threading.Thread(target=lambda: seen.extend(runtime.follow(session)), daemon=True),
+        threading.Thread(target=lambda: seen.extend(runtime.subscribe(session)), daemon=True),
         threading.Thread(target=lambda: _broken_off(runtime, session), daemon=True),
     ]
     for thread in threads:
@@ -127,3 +125,52 @@ def test_work_that_calls_back_into_the_blocking_face_is_refused_and_not_stuck() 
         result = runtime.send(session, "x")
     assert isinstance(result, holdfast.Failed)
     assert "from inside its own work" in result.error
+
+
+FACES = [
+    (holdfast.Runtime, holdfast.SyncRuntime),
+    (holdfast.Session, holdfast.SyncSession),
+]
+OWN = {"wait", "iterated"}
+"""What only the blocking face has: how its sessions wait."""
+
+
+def _public(cls) -> set[str]:
+    return {name for name in dir(cls) if not name.startswith("_")} - OWN
+
+
+@pytest.mark.parametrize(("face", "blocking"), FACES)
+def test_both_faces_have_the_same_methods_with_the_same_arguments_and_types(face, blocking) -> None:
+    assert _public(blocking) - {"runtime", "id", "store"} == _public(face) - {"engine"}
+    for name in _public(face) & _public(blocking):
+        one, other = getattr(face, name), getattr(blocking, name)
+        if callable(one):
+            assert _written(inspect.signature(one)) == _written(inspect.signature(other)), name
+
+
+def test_opening_takes_the_same_arguments() -> None:
+    one, other = inspect.signature(holdfast.open), inspect.signature(holdfast.open_sync)
+    assert one.parameters == other.parameters
+
+
+def _written(signature: inspect.Signature) -> tuple[list[str], str]:
+    """Return parameters and result, with the names of the blocking face for all."""
+    returned = str(signature.return_annotation)
+    for async_name, name in (
+        ("AsyncIterator", "Iterator"),
+        ("Subscription", "Iterator[Live]"),
+        ("SyncSession", "Session"),
+    ):
+        returned = returned.replace(async_name, name)
+    # A read of the runtime takes an id, and a handle as well.
+    return [str(item) for item in signature.parameters.values()], returned
+
+
+@pytest.mark.parametrize("cls", [cls for pair in FACES for cls in pair])
+def test_no_method_takes_options_that_it_does_not_name(cls) -> None:
+    for name in _public(cls):
+        method = getattr(cls, name)
+        if callable(method):
+            for item in inspect.signature(method).parameters.values():
+                if item.kind is item.VAR_KEYWORD:
+                    assert "SettingsOptions" in str(item.annotation), f"{cls.__name__}.{name}"

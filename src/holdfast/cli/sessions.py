@@ -95,7 +95,7 @@ def pair(text: str, option: str) -> tuple[str, str]:
 @session_argument
 def stop_command(call: Call, session: str) -> None:
     """Stop SESSION: at once, or by its driver where one is at work."""
-    from holdfast.runtime.results import TurnResult
+    from holdfast.runtime.results import TurnSummary
     from holdfast.runtime.runtime import Runtime
     from holdfast.runtime.settings import resolve
 
@@ -106,7 +106,7 @@ def stop_command(call: Call, session: str) -> None:
                 result = await runtime.stop(info.id)
         if result is None:
             asked = result_document(
-                TurnResult(session=info.id, head=info.head), status="stop_requested"
+                TurnSummary(session=info.id, head=info.head), status="stop_requested"
             )
             call.answer(asked, f"{info.id} is being driven; its driver was asked to stop")
         else:

@@ -18,7 +18,7 @@ from holdfast.cli.sessions import pair
 from holdfast.cli.wording import form_text
 from holdfast.core.errors import InvalidInput, StoreNotFound
 from holdfast.core.ids import friendly_name
-from holdfast.runtime import settle
+from holdfast.runtime import results, settle
 from holdfast.runtime.inputs import check_names
 from holdfast.runtime.results import (
     BudgetExceeded,
@@ -28,6 +28,7 @@ from holdfast.runtime.results import (
     Stopped,
     Suspended,
     TurnResult,
+    TurnSummary,
 )
 from holdfast.runtime.runtime import Runtime, open_runtime
 from holdfast.runtime.settings import (
@@ -323,16 +324,7 @@ async def _interrupted(
     state = await runtime.state(session)
     if call.as_json:
         spend = settle.spend_if_broken_off(state)
-        so_far = TurnResult(
-            session=session,
-            turn=state.turn.turn if state.turn else None,
-            steps=state.turn.steps if state.turn else 0,
-            usage={"input_tokens": spend.input_tokens, "output_tokens": spend.output_tokens},
-            cost_usd=spend.usd,
-            held_usd=spend.held_usd if spend.unknown_usd else None,
-            unknown_calls=spend.unknown_usd,
-            head=state.head,
-        )
+        so_far = TurnSummary(**results.so_far(state, spend))
         call.answer(result_document(so_far, status="interrupted"), "")
     elif state.turn is not None:
         note(f"interrupted; everything up to here is stored. Resume: {_next(call, session)}")
@@ -350,7 +342,7 @@ async def _tell(call: Call, runtime: Runtime, session: str, result: TurnResult |
     if result is None:
         info = await runtime.store.session_info(session)
         if call.as_json:
-            nothing = TurnResult(session=session, head=info.head)
+            nothing = TurnSummary(session=session, head=info.head)
             call.answer(result_document(nothing, status=info.status), "")
         else:
             look = call.command_line("show", session)

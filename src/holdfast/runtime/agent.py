@@ -2,34 +2,129 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, Literal, TypeVar, overload
 
 from holdfast.core.errors import InvalidSettings, check_kind
 from holdfast.core.ids import check_id
-from holdfast.runtime import brokers
-from holdfast.runtime.tools import Toolset, tool_of
+from holdfast.models.port import Model
+from holdfast.runtime import brokers, schemas
+from holdfast.runtime.schemas import Schema
+from holdfast.runtime.settings import Limits, resolve
+from holdfast.runtime.tools import Tool, Toolset, tool_of
+
+T = TypeVar("T")
+
+HarnessName = Literal["code", "tools"]
+AnyTool = Callable[..., Any] | Tool | Toolset
+"""What an agent takes as a tool: a function, one that was declared, or a group of them."""
+
+MODEL_NEEDS = ("name", "ceiling_usd", "request", "close")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Agent:
-    """A name and version under which sessions are driven, with its tools and settings."""
+@dataclass(frozen=True, slots=True, init=False)
+class Agent(Generic[T]):
+    """A name and version under which sessions are driven, with all that drives them.
 
-    name: str = "default"
-    version: str = "1"
-    tools: Sequence[Any] = ()  # functions, which code calls by name, and toolsets
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    `tools` are functions, which code calls by name, and toolsets. A final value fits `output_type`,
+    a Python type or a JSON schema; without one it may be anything.
+    """
 
-    def __post_init__(self) -> None:
-        check_id(self.name, "agent name")
-        check_kind(self.settings, Mapping, "set of settings")
-        check_kind(self.tools, Sequence, "list of tools")
+    name: str
+    version: str
+    model: str | Model | None
+    instructions: str | None
+    tools: tuple[AnyTool, ...]
+    output_type: Any
+    output_schema: Schema | None
+    limits: Limits | None
+    harness: HarnessName | None
+    settings: Mapping[str, Any]
+
+    @overload
+    def __init__(
+        self: Agent[Any],
+        name: str = ...,
+        *,
+        version: str = ...,
+        model: str | Model | None = ...,
+        instructions: str | None = ...,
+        tools: Sequence[AnyTool] = ...,
+        output_type: None = ...,
+        limits: Limits | None = ...,
+        harness: HarnessName | None = ...,
+        settings: Mapping[str, Any] | None = ...,
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self,
+        name: str = ...,
+        *,
+        version: str = ...,
+        model: str | Model | None = ...,
+        instructions: str | None = ...,
+        tools: Sequence[AnyTool] = ...,
+        output_type: type[T],
+        limits: Limits | None = ...,
+        harness: HarnessName | None = ...,
+        settings: Mapping[str, Any] | None = ...,
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self: Agent[Any],
+        name: str = ...,
+        *,
+        version: str = ...,
+        model: str | Model | None = ...,
+        instructions: str | None = ...,
+        tools: Sequence[AnyTool] = ...,
+        output_type: object,
+        limits: Limits | None = ...,
+        harness: HarnessName | None = ...,
+        settings: Mapping[str, Any] | None = ...,
+    ) -> None: ...
+
+    def __init__(
+        self,
+        name: str = "default",
+        *,
+        version: str = "1",
+        model: str | Model | None = None,
+        instructions: str | None = None,
+        tools: Sequence[AnyTool] = (),
+        output_type: Any = None,
+        limits: Limits | None = None,
+        harness: HarnessName | None = None,
+        settings: Mapping[str, Any] | None = None,
+    ) -> None:
+        check_kind(tools, Sequence, "list of tools")
+        check_kind(settings or {}, Mapping, "set of settings")
+        check_kind(version, str, "version of an agent")
+        if limits is not None:
+            check_kind(limits, Limits, "set of limits")
+        schema = None if output_type is None else schemas.of(output_type)
+        for field, value in (
+            ("name", check_id(name, "agent name")),
+            ("version", version),
+            ("model", check_model_of("model", model)),
+            ("instructions", instructions),
+            ("tools", tuple(tools)),
+            ("output_type", output_type),
+            ("output_schema", schema),
+            ("limits", limits),
+            ("harness", harness),
+            ("settings", dict(settings or {})),
+        ):
+            object.__setattr__(self, field, value)
         for toolset in self.toolsets:
             if toolset.name == brokers.MODULE:
                 raise InvalidSettings(
                     f"toolset {toolset.name!r} has the name of the brokers; choose another name"
                 )
+        resolve(self.given(), environment={})  # refused here, where it was written
 
     @property
     def toolsets(self) -> tuple[Toolset, ...]:
@@ -38,11 +133,34 @@ class Agent:
         plain = tuple(tool_of(item) for item in self.tools if not isinstance(item, Toolset))
         return (Toolset("", 1, plain), *grouped) if plain else grouped
 
+    def given(self) -> dict[str, Any]:
+        """Return the settings that the agent brings; None is "not given" here as everywhere."""
+        model = self.model if self.model is None or isinstance(self.model, str) else self.model.name
+        named = {
+            **self.settings,
+            "model": model or self.settings.get("model"),
+            "instructions": self.instructions or self.settings.get("instructions"),
+            "harness": self.harness or self.settings.get("harness"),
+            **({} if self.limits is None else self.limits.given()),
+        }
+        return {name: value for name, value in named.items() if value is not None}
 
-def by_name(agents: Iterable[Agent]) -> dict[str, Agent]:
+
+def check_model_of(what: str, given: str | Model | None) -> str | Model | None:
+    """Return a model or its name; refuse what is neither."""
+    if given is None or isinstance(given, str | Model):
+        return given
+    lacking = [need for need in MODEL_NEEDS if not hasattr(given, need)]
+    raise InvalidSettings(
+        f"{what} is a {type(given).__name__}, not a valid name or model: it lacks "
+        f"{', '.join(lacking)}"
+    )
+
+
+def by_name(agents: Iterable[Agent[Any]]) -> dict[str, Agent[Any]]:
     """Return agents by name; refuse two of one name, by which sessions find theirs again."""
     check_kind(agents, Iterable, "list of agents")
-    known: dict[str, Agent] = {}
+    known: dict[str, Agent[Any]] = {}
     for agent in agents:
         check_kind(agent, Agent, "agent")
         if known.setdefault(agent.name, agent) is not agent:

@@ -63,7 +63,7 @@ def hidden_paths(store: SessionStore, work_area: str) -> tuple[str, ...]:
 
 def draft(
     settings: Settings,
-    agent: Agent,
+    agent: Agent[Any],
     *,
     kernel_card: str,
     capability: Capability | None,
@@ -133,7 +133,7 @@ def _stamps(record: Any) -> list[dict[str, Any]]:
 
 
 def offered(
-    agent: Agent, capability: Capability, work_area: str, store: SessionStore
+    agent: Agent[Any], capability: Capability, work_area: str, store: SessionStore
 ) -> tuple[Toolset, ...]:
     """Return what code may call: the agent's toolsets and the brokers of open gates."""
     return (
@@ -143,7 +143,7 @@ def offered(
 
 
 def match_tools(
-    store: SessionStore, session_id: str, blueprint: Blueprint, agent: Agent
+    store: SessionStore, session_id: str, blueprint: Blueprint, agent: Agent[Any]
 ) -> tuple[Toolset, ...]:
     """Return the agent's toolsets that a session was started with; refuse where they differ."""
     admitted = offered(agent, blueprint.capability, blueprint.settings.work_area, store)

@@ -128,7 +128,7 @@ class Claims:
         if not self._engine.inboxes.hint(parent):
             self.spawn(self.resume(parent))
 
-    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[Any]:
+    def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         """Run work in the background, until it ends or the runtime is closed."""
         task = asyncio.ensure_future(work)
         self._background.add(task)

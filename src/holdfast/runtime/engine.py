@@ -7,7 +7,8 @@ its log and in the driver that holds its lease.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable
+from typing import Any
 
 from holdfast.core.errors import AgentMissing, InvalidSettings
 from holdfast.kernels.choose import Kernels
@@ -32,21 +33,43 @@ class Engine:
         store: SessionStore,
         *,
         resolved: Resolved,
-        agents: Mapping[str, Agent],
-        models: Mapping[str, Model],
+        agents: Iterable[Agent[Any]],
+        models: Iterable[Model],
         kernels: Kernels,
     ) -> None:
         self.store = store
         self.resolved = resolved
-        self.agents = dict(agents)
+        self.agents: dict[str, Agent[Any]] = {}
         self.kernels = kernels
         self.leaf_gate = LeafGate(resolved.settings.leaf_concurrency)
         self.inboxes = InboxWatcher(store)
         self.driving: Driving | None = None
         """What drives other sessions of this process: the children of the one at hand."""
-        self._models = dict(models)
+        self._models: dict[str, Model] = {}
+        for model in models:
+            self.add_model(model)
+        for agent in agents:
+            self.add_agent(agent)
 
-    def agent(self, name: str) -> Agent:
+    def add_agent(self, agent: Agent[Any]) -> None:
+        """Register an agent, and the model that it brings."""
+        known = self.agents.setdefault(agent.name, agent)
+        if known != agent:
+            raise InvalidSettings(
+                f"agent {agent.name!r} is registered here in another form; give each its own name"
+            )
+        if agent.model is not None and not isinstance(agent.model, str):
+            self.add_model(agent.model)
+
+    def add_model(self, model: Model) -> None:
+        """Register a model of the program's own."""
+        if self._models.setdefault(model.name, model) is not model:
+            raise InvalidSettings(
+                f"two models have the one name {model.name!r}, by which a session finds them "
+                "again; give each its own, as in ScriptedModel(…, name=…)"
+            )
+
+    def agent(self, name: str) -> Agent[Any]:
         """Return an agent by name; AgentMissing names those that are here."""
         found = self.agents.get(name)
         if found is None:

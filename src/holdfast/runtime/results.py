@@ -9,6 +9,7 @@
 | `TimedOut`       | timed_out        | 5         |
 | `Stopped`        | stopped          | 6         |
 | `Queued`         | not begun        | 0         |
+| `Pending`        | open             | 0         |
 
 Every result is made here from facts of the log, so that whoever asks again, after a kill or under
 the same key, is told the same.
@@ -17,19 +18,35 @@ the same key, is told the same.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from decimal import Decimal
+from typing import Any, ClassVar, Generic, TypeVar
 
 from holdfast.core import facts
-from holdfast.core.errors import InboxConsumed
+from holdfast.core.errors import HoldfastError, InboxConsumed
 from holdfast.core.facts import Usage
 from holdfast.core.state import Spend, State
 from holdfast.runtime.budget import Excess
 from holdfast.stores.port import SessionStore
 from holdfast.views.values import hydrate
 
+T = TypeVar("T")
+
+
+class TurnNotFinal(HoldfastError):
+    """The turn did not come to a final value; `result` says what it came to."""
+
+    def __init__(self, result: TurnSummary | None = None) -> None:
+        if result is None:
+            super().__init__()
+            return
+        error = getattr(result, "error", "")
+        told = f"turn {result.turn} of session {result.session!r} is {result.status}"
+        super().__init__(f"{told}: {error}" if error else told, status=result.status)
+        self.result: TurnResult = result  # type: ignore[assignment]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TurnResult:
+class TurnSummary:
     """What every result says.
 
     `cost_usd` and `usage` are what is known; `unknown_calls` counts the calls of which nobody knows
@@ -43,8 +60,8 @@ class TurnResult:
     turn: int | None = None
     steps: int = 0
     usage: Usage = field(default_factory=dict)
-    cost_usd: str | None = None
-    held_usd: str | None = None
+    cost_usd: Decimal | None = None
+    held_usd: Decimal | None = None
     unknown_calls: int = 0
     head: str | None = None
 
@@ -53,18 +70,26 @@ class TurnResult:
         """Return the stable name of this kind of result."""
         return self.STATUS
 
+    def unwrap(self) -> Any:
+        """Return the final value; raise TurnNotFinal where there is none."""
+        raise TurnNotFinal(self)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Final(TurnResult):
-    """The model called FINAL."""
+class Final(TurnSummary, Generic[T]):
+    """The turn came to a value: the model called FINAL."""
 
     STATUS: ClassVar[str] = "final"
     EXIT_CODE: ClassVar[int] = 0
-    value: Any = None
+    value: T
+
+    def unwrap(self) -> T:
+        """Return the final value."""
+        return self.value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Failed(TurnResult):
+class Failed(TurnSummary):
     """The turn cannot go on; the session can."""
 
     STATUS: ClassVar[str] = "failed"
@@ -74,7 +99,7 @@ class Failed(TurnResult):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Suspended(TurnResult):
+class Suspended(TurnSummary):
     """The turn waits for someone; answer through the inbox and resume."""
 
     STATUS: ClassVar[str] = "suspended"
@@ -83,19 +108,19 @@ class Suspended(TurnResult):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BudgetExceeded(TurnResult):
+class BudgetExceeded(TurnSummary):
     """A limit is used up; what would have gone beyond it was not done."""
 
     STATUS: ClassVar[str] = "budget_exceeded"
     EXIT_CODE: ClassVar[int] = 4
     limit: str = ""
-    used: str = ""
-    allowed: str = ""
+    used: Decimal = Decimal(0)
+    allowed: Decimal = Decimal(0)
     error: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TimedOut(TurnResult):
+class TimedOut(TurnSummary):
     """A deadline passed."""
 
     STATUS: ClassVar[str] = "timed_out"
@@ -104,7 +129,7 @@ class TimedOut(TurnResult):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stopped(TurnResult):
+class Stopped(TurnSummary):
     """The session was asked to end, and did."""
 
     STATUS: ClassVar[str] = "stopped"
@@ -112,7 +137,7 @@ class Stopped(TurnResult):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Queued(TurnResult):
+class Queued(TurnSummary):
     """The message waits in the inbox of a busy session; its driver takes it up next."""
 
     STATUS: ClassVar[str] = "queued"
@@ -120,7 +145,23 @@ class Queued(TurnResult):
     key: str = ""
 
 
-KINDS: dict[str, type[TurnResult]] = {
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pending(TurnSummary):
+    """Whoever asked waits no more; the turn goes on, and `key` reads its result later."""
+
+    STATUS: ClassVar[str] = "pending"
+    EXIT_CODE: ClassVar[int] = 0
+    key: str = ""
+
+
+Unfinished = Failed | Suspended | BudgetExceeded | TimedOut | Stopped | Queued | Pending
+"""Every result without a final value."""
+TurnResult = Final[Any] | Unfinished
+"""What `send` and `resume` return: match it by its kinds."""
+ResultOf = Final[T] | Unfinished
+"""The same, with the type that a final value has."""
+
+KINDS: dict[str, type[Any]] = {
     kind.STATUS: kind for kind in (Final, Failed, TimedOut, BudgetExceeded, Stopped)
 }
 
@@ -139,27 +180,30 @@ async def of(
     """
     about: dict[str, Any] = {"session": session_id, "head": head}
     if limit is not None:
-        about |= {"limit": limit.limit, "used": limit.used, "allowed": limit.allowed}
+        used, allowed = Decimal(limit.used), Decimal(limit.allowed)
+        about |= {"limit": limit.limit, "used": used, "allowed": allowed}
         about["error"] = Excess(limit.limit, limit.used, limit.allowed, limit.unknown_calls).message
     if put is None:
         return BudgetExceeded(**about)
     kind = KINDS[put.status]
-    if kind is Final and put.final is not None:
-        about["value"] = (await hydrate(store, session_id, put.final)).value()
+    if kind is Final:
+        item = put.final
+        about["value"] = None if item is None else (await hydrate(store, session_id, item)).value()
     elif put.error is not None and kind in (Failed, TimedOut):
         error: Any = (await hydrate(store, session_id, put.error)).value()
         about["error"] = error["message"]
         if kind is Failed:
             about["code"] = error["code"]
-    return kind(
+    made: TurnResult = kind(
         turn=put.turn,
         steps=put.steps,
         usage=put.usage or {},
-        cost_usd=put.cost_usd,
-        held_usd=put.held_usd,
+        cost_usd=None if put.cost_usd is None else Decimal(put.cost_usd),
+        held_usd=None if put.held_usd is None else Decimal(put.held_usd),
         unknown_calls=put.unknown_calls,
         **about,
     )
+    return made
 
 
 async def of_turn(store: SessionStore, session_id: str, turn: int) -> TurnResult | None:
@@ -278,8 +322,8 @@ def so_far(state: State, spend: Spend) -> dict[str, Any]:
         "turn": state.turn.turn if state.turn else None,
         "steps": state.turn.steps if state.turn else 0,
         "usage": {"input_tokens": spend.input_tokens, "output_tokens": spend.output_tokens},
-        "cost_usd": spend.usd,
-        "held_usd": spend.held_usd if spend.unknown_usd else None,
+        "cost_usd": Decimal(spend.usd),
+        "held_usd": Decimal(spend.held_usd) if spend.unknown_usd else None,
         "unknown_calls": spend.unknown_usd,
         "head": state.head,
     }

@@ -8,20 +8,26 @@ never as a side effect of reading.
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Coroutine, Generator, Iterable, Mapping
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar, Unpack, overload
 
 from holdfast.core import values
 from holdfast.core.capability import Capability
 from holdfast.core.errors import (
+    InboxConsumed,
+    InboxItemNotFound,
     InvalidInput,
     InvalidSettings,
     LeaseHeld,
     SessionBusy,
+    SessionNotFound,
+    SettingsConflict,
     check_kind,
 )
 from holdfast.core.facts import SessionStarted
@@ -30,17 +36,19 @@ from holdfast.core.messages import Message, user
 from holdfast.core.state import State
 from holdfast.kernels.choose import Kernels
 from holdfast.models.port import Model
-from holdfast.runtime import answers, results
+from holdfast.runtime import answers, results, schemas
 from holdfast.runtime import blueprint as blueprints
-from holdfast.runtime.agent import Agent, by_name
+from holdfast.runtime.agent import Agent, by_name, check_model_of
 from holdfast.runtime.children import OWN_KEYS, STOP_KEY
 from holdfast.runtime.claims import Claims
 from holdfast.runtime.compaction import Compaction
 from holdfast.runtime.driver import Warm, Work
 from holdfast.runtime.engine import Engine
 from holdfast.runtime.forks import fork_session
-from holdfast.runtime.results import Queued, Stopped, TurnResult
-from holdfast.runtime.settings import Resolved, check_model, resolve
+from holdfast.runtime.results import Final, Pending, Queued, Stopped, TurnResult
+from holdfast.runtime.session import Session, WhenBusy
+from holdfast.runtime.settings import Resolved, SettingsOptions, check_model, resolve
+from holdfast.runtime.shelter import ended
 from holdfast.runtime.transcript import Transcript
 from holdfast.stores.choose import find_folder, open_store
 from holdfast.stores.port import (
@@ -56,40 +64,15 @@ from holdfast.stores.port import (
 from holdfast.stores.rows import imported_error
 from holdfast.views.reads import Reads
 
+logger = logging.getLogger("holdfast.runtime")
+
 RECOVER_PAGE = 1000
-MODEL_NEEDS = ("name", "ceiling_usd", "request", "close")
 WHEN_BUSY = ("error", "queue", "steer", "interrupt")
+DEFAULT_AGENT = "default"
 
-
-class Session:
-    """A session of a runtime, by its id."""
-
-    def __init__(self, runtime: Runtime, session_id: str) -> None:
-        self.runtime = runtime
-        self.id = session_id
-
-    def __repr__(self) -> str:
-        return f"Session({self.id!r})"
-
-    async def send(self, message: str | Message, **options: Any) -> TurnResult:
-        """Send a message; see `Runtime.send`."""
-        return await self.runtime.send(self.id, message, **options)
-
-    async def resume(self, **options: Any) -> TurnResult | None:
-        """Go on with what is open; see `Runtime.resume`."""
-        return await self.runtime.resume(self.id, **options)
-
-    async def stop(self) -> TurnResult | None:
-        """End the session; see `Runtime.stop`."""
-        return await self.runtime.stop(self.id)
-
-    async def fork(self, head: str | None = None, **options: Any) -> Session:
-        """Fork the session; see `Runtime.fork`."""
-        return await self.runtime.fork(self.id, head, **options)
-
-    async def state(self) -> State:
-        """Return the state at the tip."""
-        return await self.runtime.state(self.id)
+T = TypeVar("T")
+AnySession = str | Session[Any]
+"""A session, by its handle or its id."""
 
 
 class Runtime(Reads):
@@ -100,26 +83,25 @@ class Runtime(Reads):
         store: SessionStore,
         *,
         resolved: Resolved,
-        agents: Iterable[Agent] = (),
-        models: Mapping[str, Model] | None = None,
+        agents: Iterable[Agent[Any]] = (),
+        models: Iterable[Model] = (),
         kernels: Kernels | None = None,
         owns_store: bool = False,
     ) -> None:
         super().__init__(store)
         self.store = store
-        known = {agent.name: agent for agent in agents or (Agent(),)}
         self.engine = Engine(
             store,
             resolved=resolved,
-            agents=known,
-            models=models or {},
+            agents=tuple(agents) or (Agent(),),
+            models=models,
             kernels=kernels or Kernels(),
         )
         self._claims = Claims(self.engine)
         self._owns_store = owns_store
 
     @property
-    def agents(self) -> Mapping[str, Agent]:
+    def agents(self) -> Mapping[str, Agent[Any]]:
         """Return the agents that this runtime can drive, by name."""
         return self.engine.agents
 
@@ -139,24 +121,118 @@ class Runtime(Reads):
     ) -> None:
         await self.close()
 
+    @overload
+    def session(
+        self,
+        session_id: str,
+        *,
+        agent: Agent[T],
+        create: bool = ...,
+        labels: Mapping[str, str] | None = ...,
+        capability: Capability | None = ...,
+    ) -> Session[T]: ...
+
+    @overload
+    def session(
+        self,
+        session_id: str,
+        *,
+        agent: str | None = ...,
+        create: bool = ...,
+        labels: Mapping[str, str] | None = ...,
+        capability: Capability | None = ...,
+    ) -> Session[Any]: ...
+
+    def session(
+        self,
+        session_id: str,
+        *,
+        agent: str | Agent[Any] | None = None,
+        create: bool = False,
+        labels: Mapping[str, str] | None = None,
+        capability: Capability | None = None,
+    ) -> Session[Any]:
+        """Return the handle of a session; with `create` it is made where there is none yet.
+
+        One that exists is returned as it is, whatever the settings, folder, limits or version of
+        today are; only another agent is refused. Awaiting the handle does it at once,
+        otherwise its first call does.
+        """
+        check_id(session_id)
+        found = self._agent(agent)
+        if not create:
+            return Session(self, session_id)
+
+        async def ensure() -> None:
+            for attempt in (1, 2):
+                try:
+                    await self._check_same(session_id, found)
+                    return
+                except SessionNotFound:
+                    pass
+                try:
+                    await self.start(
+                        session_id=session_id,
+                        agent=found,
+                        labels=labels,
+                        capability=capability,
+                    )
+                    return
+                except SettingsConflict:
+                    if attempt == 2:
+                        raise  # not someone who created it in between
+
+        return Session(self, session_id, create=ensure)
+
+    @overload
+    async def start(
+        self,
+        *,
+        session_id: str | None = ...,
+        agent: Agent[T],
+        tenant: str | None = ...,
+        labels: Mapping[str, str] | None = ...,
+        capability: Capability | None = ...,
+        model: str | None = ...,
+        leaf_model: str | None = ...,
+        **settings: Unpack[SettingsOptions],
+    ) -> Session[T]: ...
+
+    @overload
+    async def start(
+        self,
+        *,
+        session_id: str | None = ...,
+        agent: str | None = ...,
+        tenant: str | None = ...,
+        labels: Mapping[str, str] | None = ...,
+        capability: Capability | None = ...,
+        model: str | None = ...,
+        leaf_model: str | None = ...,
+        **settings: Unpack[SettingsOptions],
+    ) -> Session[Any]: ...
+
     async def start(
         self,
         *,
         session_id: str | None = None,
-        agent: str = "default",
+        agent: str | Agent[Any] | None = None,
         tenant: str | None = None,
         labels: Mapping[str, str] | None = None,
         capability: Capability | None = None,
-        **settings: Any,
-    ) -> Session:
+        model: str | None = None,
+        leaf_model: str | None = None,
+        **settings: Unpack[SettingsOptions],
+    ) -> Session[Any]:
         """Create a session; the same id with the same settings returns the one that exists."""
-        found = self.engine.agent(check_id(agent, "agent name"))
+        found = self._agent(agent)
         if labels is not None:
             check_kind(labels, Mapping, "set of labels")
         if capability is not None:
             check_kind(capability, Capability, "capability")
         given = self.resolved.settings.to_record()
-        for layer in (found.settings, settings):
+        own: dict[str, Any] = {**settings, "model": model, "leaf_model": leaf_model}
+        for layer in (found.given(), own):
             # None is "not given" here as everywhere: it must not undo a limit of the runtime.
             given |= {name: value for name, value in layer.items() if value is not None}
         merged = resolve(given, environment={}).settings
@@ -196,12 +272,13 @@ class Runtime(Reads):
 
     async def send(
         self,
-        session: str | Session,
+        session: AnySession,
         message: str | Message,
         *,
         inputs: Mapping[str, Any] | None = None,
-        when_busy: str = "error",
+        when_busy: WhenBusy = "error",
         key: str | None = None,
+        timeout: float | None = None,
         takeover: bool = False,
     ) -> TurnResult:
         """Work one message until a terminal outcome, reviving the session if it must be.
@@ -226,25 +303,70 @@ class Runtime(Reads):
         if content.role != "user":
             # The log has it as the user's: the model would see another role after a restart.
             raise InvalidInput(f"a message to send has the role 'user', not {content.role!r}")
+        if timeout is not None:
+            # By its key the result can be read once nobody waits for it any more.
+            key = key or _new_key()
         busy = "queue" if when_busy == "error" else when_busy
         work = Work(content, dict(inputs or {}), key, when_busy=busy)
+        if timeout is None:
+            return await self._send(session_id, work, when_busy, takeover)
+        sending = self._send(session_id, work, when_busy, takeover)
+        return await self._within(timeout, session_id, str(work.key), sending)
+
+    async def _send(
+        self, session_id: str, work: Work, when_busy: WhenBusy, takeover: bool
+    ) -> TurnResult:
         try:
             async with self._claims.driving(session_id, takeover=takeover) as driver:
-                return await driver.send(work)
+                return self._typed(driver.state.agent, await driver.send(work))
         except (SessionBusy, LeaseHeld):
             if when_busy == "error":
                 raise
         return await self._queue(session_id, work)
 
+    async def _within(
+        self, seconds: float, session_id: str, key: str, sending: Coroutine[Any, Any, TurnResult]
+    ) -> TurnResult:
+        """Wait so long for a drive, and leave it to the background then."""
+        task = self._claims.spawn(sending)
+        try:
+            await asyncio.wait({task}, timeout=seconds)
+        except asyncio.CancelledError:
+            await ended(task)
+            raise
+        if task.done():
+            result: TurnResult = task.result()
+            return result
+        task.add_done_callback(_log_failure)
+        state = await self.store.load_state(session_id)
+        return Pending(key=key, **results.so_far(state, state.turn_spend()))
+
+    async def result(self, session: AnySession, key: str) -> TurnResult:
+        """Return what came of the message with a key: its result, `Queued` or `Pending`."""
+        session_id = _id(session)
+        check_key(key, "key of a message")
+        state = await self.store.load_state(session_id)
+        items = await self.store.list_inbox(session_id, pending=False)
+        item = next((item for item in items if item.key == key), None)
+        if item is None:
+            raise InboxItemNotFound(f"session {session_id!r} was sent no message with key {key!r}")
+        if item.consumed_seq is None:
+            return Queued(session=session_id, key=key)
+        try:
+            return self._typed(state.agent, await results.of_key(self.store, session_id, key))
+        except InboxConsumed:
+            return Pending(key=key, **results.so_far(state, state.turn_spend()))
+
     async def resume(
-        self, session: str | Session, *, force: bool = False, takeover: bool = False
+        self, session: AnySession, *, force: bool = False, takeover: bool = False
     ) -> TurnResult | None:
         """Go on with an interrupted turn and with queued messages; None if nothing was open."""
         async with self._claims.driving(_id(session), takeover=takeover) as driver:
-            return await driver.resume(force=force)
+            result = await driver.resume(force=force)
+            return None if result is None else self._typed(driver.state.agent, result)
 
     async def compact(
-        self, session: str | Session, *strategies: str, takeover: bool = False
+        self, session: AnySession, *strategies: str, takeover: bool = False
     ) -> Compaction | None:
         """Shorten a session's transcript now; None where nothing would be gained.
 
@@ -254,7 +376,7 @@ class Runtime(Reads):
         async with self._claims.driving(_id(session), takeover=takeover) as driver:
             return await driver.compact(strategies)
 
-    async def stop(self, session: str | Session) -> TurnResult | None:
+    async def stop(self, session: AnySession) -> TurnResult | None:
         """Ask a session to end. Settles here if nobody drives it, else its driver does."""
         session_id = _id(session)
         state = await self.store.load_state(session_id)
@@ -271,14 +393,14 @@ class Runtime(Reads):
             return None
 
     async def fork(
-        self, session: str | Session, head: str | None = None, *, session_id: str | None = None
-    ) -> Session:
+        self, session: AnySession, head: str | None = None, *, session_id: str | None = None
+    ) -> Session[Any]:
         """Create a session that goes on from a head of another, by default the current one."""
         new_id = new_session_id() if session_id is None else check_id(session_id)
         await fork_session(self.store, _id(session), head, new_id, cache_id=new_id)
         return Session(self, new_id)
 
-    async def state(self, session: str | Session) -> State:
+    async def state(self, session: AnySession) -> State:
         """Return the state at the tip of a session's log."""
         return await self.store.load_state(_id(session))
 
@@ -292,7 +414,7 @@ class Runtime(Reads):
         """Return one page of sessions, newest first."""
         return await self.store.list_sessions(where, limit=limit, cursor=cursor)
 
-    def subscribe(self, session: str | Session, *, after: int = 0) -> Subscription:
+    def subscribe(self, session: AnySession, *, after: int = 0) -> Subscription:
         """Follow a session: stored events, then live ones and token deltas."""
         return self.store.subscribe(_id(session), after=after)
 
@@ -321,7 +443,7 @@ class Runtime(Reads):
 
     async def answer(
         self,
-        session: str | Session,
+        session: AnySession,
         call_id: str,
         said: Any,
         *,
@@ -338,7 +460,7 @@ class Runtime(Reads):
         return item
 
     async def extend(
-        self, session: str | Session, call_id: str, deadline: datetime, *, by: str | None = None
+        self, session: AnySession, call_id: str, deadline: datetime, *, by: str | None = None
     ) -> InboxItem:
         """Move the deadline of a call that waits."""
         item = await answers.extend(self.store, _id(session), call_id, deadline, by)
@@ -346,7 +468,7 @@ class Runtime(Reads):
         return item
 
     async def cancel(
-        self, session: str | Session, call_id: str, *, by: str | None = None
+        self, session: AnySession, call_id: str, *, by: str | None = None
     ) -> InboxItem:
         """Call off a call that waits; its outcome is `cancelled`."""
         item = await answers.cancel(self.store, _id(session), call_id, by)
@@ -390,53 +512,118 @@ class Runtime(Reads):
             await self.store.close()
 
     async def _queue(self, session_id: str, work: Work) -> TurnResult:
-        name = work.key or f"message-{secrets.token_hex(8)}"
+        name = work.key or _new_key()
         item = await self.store.put_inbox(session_id, work.draft(name))
         if item.consumed_seq is not None:
-            return await results.of_key(self.store, session_id, name)
+            agent = (await self.store.load_state(session_id)).agent
+            return self._typed(agent, await results.of_key(self.store, session_id, name))
         queued = Queued(session=session_id, key=name)
         try:
             # Its driver may have let go before the message was there; then it is worked here.
             async with self._claims.driving(session_id) as driver:
                 result = await driver.resume(force=False)
-                return queued if result is None or driver.state.turn is not None else result
+                if result is None or driver.state.turn is not None:
+                    return queued
+                return self._typed(driver.state.agent, result)
         except (SessionBusy, LeaseHeld):
             return queued
 
+    def _agent(self, given: str | Agent[Any] | None) -> Agent[Any]:
+        """Return the agent that is meant: by default the only one, or that of the usual name."""
+        if isinstance(given, Agent):
+            self.engine.add_agent(given)
+            return given
+        if given is None:
+            given = next(iter(self.agents)) if len(self.agents) == 1 else DEFAULT_AGENT
+        return self.engine.agent(check_id(given, "agent name"))
 
-def _id(session: str | Session) -> str:
+    async def _check_same(self, session_id: str, agent: Agent[Any]) -> None:
+        """Refuse a session that belongs to another agent."""
+        state = await self.store.load_state(session_id)
+        if state.agent != agent.name:
+            raise SettingsConflict(
+                f"session {session_id!r} has agent {state.agent!r}, not {agent.name!r}; choose "
+                "another id, or register that agent"
+            )
+
+    def _typed(self, agent: str, result: TurnResult) -> TurnResult:
+        """Return a result whose value has the output type of the session's agent."""
+        known = self.agents.get(agent)
+        if known is None or known.output_type is None or not isinstance(result, Final):
+            return result
+        value = schemas.convert(known.output_type, result.value, "the final value")
+        return replace(result, value=value)
+
+
+def _id(session: AnySession) -> str:
     return session.id if isinstance(session, Session) else check_id(session)
 
 
-async def open_runtime(
+def _log_failure(task: asyncio.Task[Any]) -> None:
+    """Log what went wrong in a drive that nobody waits for any more."""
+    if not task.cancelled() and task.exception() is not None:
+        logger.warning("a turn in the background failed", exc_info=task.exception())
+
+
+def _new_key() -> str:
+    return f"message-{secrets.token_hex(8)}"
+
+
+class Opening:
+    """A runtime that is being opened: `await` it, or enter it with `async with`."""
+
+    def __init__(self, opening: Coroutine[Any, Any, Runtime]) -> None:
+        self._opening = opening
+        self._runtime: Runtime | None = None
+
+    def __await__(self) -> Generator[Any, None, Runtime]:
+        return self._opening.__await__()
+
+    async def __aenter__(self) -> Runtime:
+        self._runtime = await self._opening
+        return self._runtime
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._runtime is not None:
+            await self._runtime.close()
+
+
+def open_runtime(
     store: str | Path | SessionStore | None = None,
     *,
     model: str | Model | None = None,
     leaf_model: str | Model | None = None,
-    agents: Iterable[Agent] = (),
+    agents: Iterable[Agent[Any]] = (),
     recover: bool = False,
     allow_unconfined: bool = False,
-    **settings: Any,
+    **settings: Unpack[SettingsOptions],
+) -> Opening:
+    """Open a runtime on a store (by default the nearest `.holdfast`), ready to drive sessions.
+
+    Use it as `async with holdfast.open(…) as runtime`, or await it and close the runtime later.
+    """
+    given: dict[str, Any] = {**settings, "model": model, "leaf_model": leaf_model}
+    return Opening(_open(store, given, agents, recover, allow_unconfined))
+
+
+async def _open(
+    store: str | Path | SessionStore | None,
+    settings: dict[str, Any],
+    agents: Iterable[Agent[Any]],
+    recover: bool,
+    allow_unconfined: bool,
 ) -> Runtime:
-    """Open a runtime on a store (by default the nearest `.holdfast`), ready to drive sessions."""
-    models: dict[str, Model] = {}
-    for name, given in (("model", model), ("leaf_model", leaf_model)):
+    models: list[Model] = []
+    for name in ("model", "leaf_model"):
+        given = check_model_of(name, settings[name])
         if given is not None and not isinstance(given, str):
-            if not isinstance(given, Model):
-                lacking = [need for need in MODEL_NEEDS if not hasattr(given, need)]
-                raise InvalidSettings(
-                    f"{name} is a {type(given).__name__}, no name and no model: it lacks "
-                    f"{', '.join(lacking)}"
-                )
-            if models.get(given.name, given) is not given:
-                raise InvalidSettings(
-                    f"model and leaf_model are two models of the one name {given.name!r}, by which "
-                    "a session finds them again; give each its own, as in ScriptedModel(…, name=…)"
-                )
-            models[given.name] = given
+            models.append(given)
             settings[name] = given.name
-        else:
-            settings[name] = given
     known = by_name(agents)
     if store is not None and not isinstance(store, str | Path) and not hasattr(store, "load_state"):
         raise InvalidSettings(f"{ascii(store)[:80]} is no store; pass a path, a URL or an open one")

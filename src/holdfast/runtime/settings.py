@@ -16,7 +16,7 @@ from dataclasses import dataclass, fields
 from decimal import Decimal, InvalidOperation
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from holdfast.core.errors import InvalidSettings
 from holdfast.core.values import is_too_deep
@@ -142,6 +142,56 @@ CHOICES = {
     "kernel": ("auto", "cpython", "monty"),
     "profile": ("locked_down", "default", "trusted"),
 }
+
+
+class SettingsOptions(TypedDict, total=False):
+    """The settings as keyword arguments, but for the models; None is the same as not given."""
+
+    model_options: str | None
+    prices: str | None
+    retry: str | int | None
+    harness: str | None
+    kernel: str | None
+    profile: str | None
+    work_area: str | None
+    instructions: str | None
+    max_steps: int | None
+    max_turns: int | None
+    call_timeout_seconds: int | None
+    turn_seconds: int | None
+    context_tokens: int | None
+    context_soft_percent: int | None
+    context_hard_percent: int | None
+    max_output_tokens: int | None
+    max_usd: Decimal | str | float | None
+    max_tokens: int | None
+    max_fanout: int | None
+    compaction: str | None
+    max_calls: int | None
+    max_seconds: int | None
+    max_depth: int | None
+    child_concurrency: int | None
+    leaf_concurrency: int | None
+    leaf_timeout_seconds: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What an agent's sessions may use; None leaves it to the runtime's settings, 0 is no limit."""
+
+    max_usd: Decimal | str | float | None = None
+    max_tokens: int | None = None
+    max_steps: int | None = None
+    max_turns: int | None = None
+    max_output_tokens: int | None = None
+    max_fanout: int | None = None
+    turn_seconds: int | None = None
+    call_timeout_seconds: int | None = None
+
+    def given(self) -> dict[str, Any]:
+        """Return the limits that are set, as settings."""
+        named = {item.name: getattr(self, item.name) for item in fields(self)}
+        return {name: value for name, value in named.items() if value is not None}
 
 
 @dataclass(frozen=True, slots=True)

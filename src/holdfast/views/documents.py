@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
+from decimal import Decimal
 from typing import Any, Protocol
 
 from holdfast.core.events import Event, event_to_line
@@ -46,9 +47,9 @@ class Result(Protocol):
     @property
     def usage(self) -> Usage: ...
     @property
-    def cost_usd(self) -> str | None: ...
+    def cost_usd(self) -> Decimal | None: ...
     @property
-    def held_usd(self) -> str | None: ...
+    def held_usd(self) -> Decimal | None: ...
     @property
     def unknown_calls(self) -> int: ...
     @property
@@ -68,13 +69,18 @@ def result_document(result: Result, *, status: str | None = None) -> Document:
         "head": result.head,
         "steps": result.steps,
         "usage": dict(result.usage),
-        "cost_usd": result.cost_usd,
-        "held_usd": result.held_usd,
+        "cost_usd": _amount(result.cost_usd),
+        "held_usd": _amount(result.held_usd),
         "unknown_calls": result.unknown_calls,
         "error": {"code": getattr(result, "code", status), "message": error} if error else None,
         "calls": list(getattr(result, "calls", ())),
         "key": getattr(result, "key", None),
     }
+
+
+def _amount(usd: Decimal | None) -> str | None:
+    """Return money as documents have it: text, so that no reader rounds it."""
+    return None if usd is None else format(usd, "f")
 
 
 def session_document(info: SessionInfo) -> Document:

@@ -18,6 +18,7 @@ from holdfast.core.payloads import Slot
 from holdfast.stores.port import SessionStore
 from holdfast.views.calls import CallView, call_view, pending_calls, read_later
 from holdfast.views.context import ContextView, read_context
+from holdfast.views.families import Family, read_family
 from holdfast.views.lineage import EdgeView, HeadView, edge_view, head_view
 from holdfast.views.messages import MessageView, read_message
 from holdfast.views.transcript import TurnTranscript, transcript
@@ -142,6 +143,10 @@ class Reads:
     async def variables(self, session_id: str) -> VariablesView:
         """Return the namespace at the last checkpoint; nothing is run or loaded."""
         return await read_variables(self._store, session_id)
+
+    async def tree(self, session_id: str | None = None) -> Family:
+        """Return the family of a session, or every family of the store, with its relations."""
+        return await read_family(self._store, session_id)
 
     async def value(self, session_id: str, item: Slot) -> Any:
         """Return the value of a slot."""
