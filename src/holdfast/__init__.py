@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from holdfast.core.capability import Capability
     from holdfast.models.scripted import ScriptedModel
     from holdfast.runtime.agent import Agent
+    from holdfast.runtime.answers import Approve, Deny, Fail
     from holdfast.runtime.results import (
         BudgetExceeded,
         Failed,
@@ -40,9 +41,12 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Agent",
+    "Approve",
     "BudgetExceeded",
     "CallContext",
     "Capability",
+    "Deny",
+    "Fail",
     "Failed",
     "Final",
     "HoldfastError",
@@ -75,8 +79,11 @@ __version__ = "0.1.0"
 
 _PLACES = {
     "Agent": "runtime.agent",
+    "Approve": "runtime.answers",
     "CallContext": "runtime.tools",
     "Capability": "core.capability",
+    "Deny": "runtime.answers",
+    "Fail": "runtime.answers",
     "Limits": "runtime.settings",
     "Runtime": "runtime.runtime",
     "ScriptedModel": "models.scripted",

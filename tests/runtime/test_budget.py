@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from decimal import Decimal
 from pathlib import Path
 
 import pytest
@@ -73,7 +74,7 @@ async def test_the_spend_limit_holds_across_runtimes(lab: Lab) -> None:
     assert isinstance(await second.send(session.id, "z"), holdfast.Final)
     result = await second.send(session.id, "too much")
     assert isinstance(result, holdfast.BudgetExceeded)
-    assert (result.limit, result.used) == ("max_usd", "1.20")
+    assert (result.limit, result.used) == ("max_usd", Decimal("1.20"))
     assert len(lab.requests) == 3
 
 
@@ -93,7 +94,7 @@ async def test_leaves_count_towards_the_spend_limit(lab: Lab) -> None:
         "refused",
         "refused",
     ]
-    assert result.cost_usd == "1.2"
+    assert result.cost_usd == Decimal("1.2")
 
 
 async def test_a_dollar_limit_is_not_hoped_for_when_a_cost_is_unknown(lab: Lab) -> None:
@@ -148,7 +149,7 @@ async def test_a_lost_call_counts_at_its_ceiling_and_the_limit_goes_on_holding(
         assert isinstance(await session.send("again"), holdfast.Final)
         last = await session.send("and again")
         assert isinstance(last, holdfast.BudgetExceeded)
-        assert last.used == "0.75"
+        assert last.used == Decimal("0.75")
         started = [step.started for step in await runtime.steps(session.id)]
         assert {step.reserved_usd for step in started} == {"0.25"}
         assert all(step.reserved_output_tokens == 100 for step in started)
@@ -159,7 +160,7 @@ async def test_the_token_limit_ends_the_turn(lab: Lab) -> None:
     session = await runtime.start()
     result = await session.send("x")
     assert isinstance(result, holdfast.BudgetExceeded)
-    assert (result.limit, result.used) == ("max_tokens", "300")
+    assert (result.limit, result.used) == ("max_tokens", 300)
 
 
 async def test_the_context_limit_warns_and_then_ends_the_turn(lab: Lab) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from decimal import Decimal
 
 import pytest
 
@@ -48,7 +49,7 @@ async def test_an_address_where_nobody_listens_costs_nothing():
             result = await session.send("six words in a short message")
             assert isinstance(result, holdfast.Failed)
             assert result.code == "unreachable"
-            assert (result.cost_usd, result.held_usd, result.unknown_calls) == ("0", None, 0)
+            assert (result.cost_usd, result.held_usd, result.unknown_calls) == (0, None, 0)
             assert result.usage == {"input_tokens": 0, "output_tokens": 0}
         spend = await spend_of(runtime, session)
         assert (spend.usd, spend.held_usd, spend.tokens, spend.held_tokens) == ("0", "0", 0, 0)
@@ -78,7 +79,7 @@ async def test_a_retried_server_error_counts_beside_the_reply_that_followed():
         session = await runtime.start()
         result = await session.send("x")
         assert isinstance(result, holdfast.Final)
-        assert result.cost_usd == "0.002"
+        assert result.cost_usd == Decimal("0.002")
         assert result.unknown_calls == 1
         # One attempt may have cost what 100,000 tokens of reply and the prompt cost.
         assert 0.1 < float(result.held_usd) < 0.11
@@ -129,14 +130,14 @@ async def test_a_limit_in_dollars_works_with_a_local_model_whose_price_is_declar
         session = await runtime.start()
         result = await session.send("x")
         assert isinstance(result, holdfast.BudgetExceeded)
-        assert (result.limit, result.cost_usd, result.steps) == ("max_usd", "0.006", 3)
+        assert (result.limit, result.cost_usd, result.steps) == ("max_usd", Decimal("0.006"), 3)
 
 
 async def test_a_model_that_was_priced_where_it_was_made_needs_no_setting():
     model = PricedModel(failing(), Price.of(("1", "1")))
     async with await holdfast.open("memory:", model=model, max_usd="1") as runtime:
         session = await runtime.start()
-        assert (await session.send("x")).cost_usd == "0.002"
+        assert (await session.send("x")).cost_usd == Decimal("0.002")
 
 
 async def test_retrying_can_be_switched_off():

@@ -159,8 +159,8 @@ class Runtime(Reads):
         otherwise its first call does.
         """
         check_id(session_id)
-        found = self._agent(agent)
-        if not create:
+        found = None if agent is None and not create else self._agent(agent)
+        if found is None or not create:
             return Session(self, session_id)
 
         async def ensure() -> None:

@@ -435,8 +435,11 @@ class SyncRuntime:
                 try:
                     yield self.wait(_next(items))
                 except (StopAsyncIteration, CancelledError):
-                    # Another thread closed the runtime, or the session is gone.
                     return
+                except Refused:
+                    if self._closed:
+                        return  # by another thread
+                    raise
         finally:
             close = getattr(items, "aclose", None) or getattr(items, "close", None)
             if close is not None:

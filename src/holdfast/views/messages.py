@@ -38,6 +38,7 @@ class MessageView:
     number: int
     turn: int | None
     message: Message
+    inherited: bool = False  # from the source of a fork
 
 
 async def read_message(store: SessionStore, session_id: str, role: str, content: Slot) -> Message:
@@ -144,3 +145,19 @@ async def _inherited(store: SessionStore, session_id: str) -> AsyncIterator[Kept
         record: Any = (await hydrate(store, session_id, first.transcript)).value()
         for entry in record["messages"]:
             yield Kept(1, entry["role"], from_record(entry["content"]), "inherited")
+
+
+async def inherited_messages(store: SessionStore, session_id: str) -> list[MessageView]:
+    """Return the messages that a fork begins with, at the position of its first event."""
+    first = (await store.read_events(session_id, limit=1))[0]
+    return [
+        MessageView(
+            first.seq,
+            first.at,
+            0,
+            None,
+            await read_message(store, session_id, item.role, item.content),
+            inherited=True,
+        )
+        async for item in _inherited(store, session_id)
+    ]

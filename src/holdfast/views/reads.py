@@ -20,7 +20,7 @@ from holdfast.views.calls import CallView, call_view, pending_calls, read_later
 from holdfast.views.context import ContextView, read_context
 from holdfast.views.families import Family, read_family
 from holdfast.views.lineage import EdgeView, HeadView, edge_view, head_view
-from holdfast.views.messages import MessageView, read_message
+from holdfast.views.messages import MessageView, inherited_messages, read_message
 from holdfast.views.transcript import TurnTranscript, transcript
 from holdfast.views.turns import (
     EvalView,
@@ -56,9 +56,13 @@ class Reads:
     async def messages(
         self, session_id: str, *, after: int = 0, limit: int = 100
     ) -> list[MessageView]:
-        """Return messages after a position of the log."""
+        """Return messages after a position of the log.
+
+        Those that a fork inherited come first, in one page, at the position of its first event.
+        """
+        inherited = [] if after else await inherited_messages(self._store, session_id)
         entries = await self._entries(session_id, facts.MessageAppended, after, limit)
-        return [
+        return inherited + [
             MessageView(
                 item.seq,
                 item.at,
