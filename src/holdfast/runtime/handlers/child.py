@@ -58,7 +58,7 @@ class Wish:
     budget: dict[str, Any] | None = None
 
 
-Draft = tuple[CallRequested, tuple[Blueprint, Agent, str]]
+Draft = tuple[CallRequested, tuple[Blueprint, Agent[Any], str]]
 """The intent of one item, with what its child is driven with and that child's id."""
 
 
@@ -195,13 +195,13 @@ class ChildHandler:
         agent = self.engine.agent(wish.agent or journal.state.agent)
         return intent, (await self._plan(wish, agent, child), agent, child)
 
-    async def _plan(self, wish: Wish, agent: Agent, child: str) -> Blueprint:
+    async def _plan(self, wish: Wish, agent: Agent[Any], child: str) -> Blueprint:
         """Return what a child is driven with: what its parent has, but never more than that."""
         mine = self.blueprint
         settings = mine.settings
         if wish.agent is not None:
             given = settings.to_record() | {"instructions": "", "profile": settings.profile}
-            given |= {k: v for k, v in agent.settings.items() if v is not None}
+            given |= agent.given()
             settings = narrowed(settings, resolve(given, environment={}).settings)
         if wish.model is not None:
             self.engine.model(wish.model)
@@ -218,7 +218,7 @@ class ChildHandler:
             depth=self.ledger.journal.state.depth + 1,
         )
 
-    def _capability(self, wish: Wish, agent: Agent, settings: Settings) -> Capability:
+    def _capability(self, wish: Wish, agent: Agent[Any], settings: Settings) -> Capability:
         mine = self.blueprint.capability
         if wish.agent is not None:
             tools = tuple(
@@ -269,7 +269,10 @@ def narrowed(mine: Settings, wish: Settings) -> Settings:
 
 
 def _start(
-    plan: tuple[Blueprint, Agent, str], intent: CallRequested, state: State, grant: budget.Grant
+    plan: tuple[Blueprint, Agent[Any], str],
+    intent: CallRequested,
+    state: State,
+    grant: budget.Grant,
 ) -> tuple[Slot, list[Slot]]:
     """Return a child's first record, as its parent's call has it, and what it refers to."""
     blueprint, agent, child = plan
