@@ -166,7 +166,7 @@ async def small() -> AsyncIterator[CpythonKernel]:
 def _held_bytes(drivers: list[KernelDriver]) -> int:
     sessions = [driver.session for driver in drivers]
     workers = [s.worker for s in sessions if isinstance(s, CpythonSession) and s.worker]
-    return sum(worker.resident_bytes() for worker in workers)
+    return sum(worker.private_bytes() for worker in workers)
 
 
 async def test_idle_sessions_give_their_workers_back_at_the_memory_cap(

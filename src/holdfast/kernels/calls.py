@@ -60,8 +60,10 @@ class Calls:
         self.over = False
         self.files: list[FileRead] = []
         self.contents = FileContents(worker, record.files)
-        # Called when a call has begun to wait, and with what is wrong with one decoded apart.
+        # Called when a call has begun to wait, when the last one has its answer, and with what is
+        # wrong with one decoded apart.
         self.on_wait: Callable[[], None] = lambda: None
+        self.on_resume: Callable[[], None] = lambda: None
         self.on_failure: Callable[[BaseException], None] = lambda error: None
         self._worker = worker
         self._record = record
@@ -159,6 +161,7 @@ class Calls:
         self._held -= held
         if not self._record.open and not self.over:
             self._watch.resume()
+            self.on_resume()
         value = answer.value or _NULL
         self._worker.send(
             {

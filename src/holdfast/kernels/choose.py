@@ -19,9 +19,6 @@ from holdfast.kernels import cards, confinement
 from holdfast.kernels.port import Kernel
 
 NAMES = ("cpython", "monty")
-WORKERS = 64
-"""Sessions of one runtime that keep a worker while their model is asked: a new one costs more than
-an idle one for that while. The kernel's memory cap and idle time still take workers back."""
 _STRENGTH = {"none": 0, "language": 1, "os": 2}
 _log = logging.getLogger(__name__)
 
@@ -43,8 +40,12 @@ class Choice:
 class Kernels:
     """The engines of one runtime, made when first needed."""
 
-    def __init__(self, *, allow_unconfined: bool = False) -> None:
+    def __init__(self, *, allow_unconfined: bool = False, memory_bytes: int | None = None) -> None:
+        """Make none yet; workers of cpython hold about `memory_bytes` together, by default half
+        of the machine's memory.
+        """
         self._allow_unconfined = allow_unconfined
+        self._memory_bytes = memory_bytes
         self._made: dict[str, Choice] = {}
         self._lock = asyncio.Lock()
 
@@ -91,14 +92,14 @@ class Kernels:
 
         missing = confinement.available().missing
         if not (missing and self._allow_unconfined):
-            kernel = CpythonKernel(max_workers=WORKERS, max_idle=WORKERS)
+            kernel = CpythonKernel(memory_bytes=self._memory_bytes)
             return Choice(engine, kernel, cards.CPYTHON)
         _log.warning(
             "kernel 'cpython' runs model-written code unconfined, with the rights of this process, "
             "as was explicitly allowed; missing: %s",
             "; ".join(missing),
         )
-        kernel = CpythonKernel(confined=False, max_workers=WORKERS, max_idle=WORKERS)
+        kernel = CpythonKernel(confined=False, memory_bytes=self._memory_bytes)
         return Choice(engine, kernel, cards.CPYTHON_UNCONFINED)
 
     def _require(self, choice: Choice, wanted: str) -> None:

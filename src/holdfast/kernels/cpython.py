@@ -12,6 +12,7 @@ import asyncio
 import platform
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 from holdfast.core import payloads
@@ -62,16 +63,19 @@ class CpythonKernel:
         self,
         *,
         confined: bool = True,
-        max_workers: int = 32,
-        memory_bytes: int = 4 << 30,
-        max_idle: int = 4,
+        memory_bytes: int | None = None,
+        max_workers: int | None = None,
+        max_idle: int | None = None,
         idle_seconds: float = 30.0,
         park_seconds: float = 30.0,
     ) -> None:
         """Make the engine; `confined=False` runs model-written code with the host's own rights.
 
-        A session gives its worker back when it was idle for `idle_seconds`, or when its cell has
-        waited for the host for `park_seconds` and is cheap to run again.
+        Its workers hold about `memory_bytes` together (half of the machine's memory by default);
+        their number is limited by that and by the descriptors of this process, or by `max_workers`,
+        and those of idle sessions by `max_idle`. A session gives its worker back when it was
+        idle for `idle_seconds`, or when its cell has waited for the host for `park_seconds` and is
+        cheap to run again.
         """
         report = confinement.available()
         if confined and report.missing:
@@ -249,7 +253,8 @@ class CpythonSession:
         watch = self._watch(worker, limits)
         most = self.settings.limits.processes + 1
         calls = Calls(worker, record, watch, self._offered, most)
-        calls.on_wait = self._pool.notify
+        calls.on_wait = partial(self._pool.pause, self)
+        calls.on_resume = partial(self._pool.resume, self)
         run = self._run = Run(worker, record, watch, calls, self._chunks, give_up_seconds)
         worker.limit(self.settings.limits.memory_bytes)
         try:

@@ -17,7 +17,7 @@ from collections import deque
 from pathlib import Path
 
 from holdfast.core.errors import KernelDied
-from holdfast.kernels.workers import Worker
+from holdfast.kernels.workers import Worker, anonymous_bytes
 
 _START = Path(__file__).parent / "worker" / "start.py"
 _FLAGS = ("-s", "-S", "-P", "-X", "utf8")
@@ -87,7 +87,10 @@ class ForkServer:
                     request = [b"F" if own_paths else b"A"]
                     socket.send_fds(control, request, [their_input.fileno(), theirs.fileno()])
                     self._answers.append(answer)
-                    return Worker(await answer, parent, self.reap, incoming, outgoing)
+                    pid = await answer
+                    # As much as that process has now, a fork of it shares with it at first.
+                    shared = anonymous_bytes(parent)
+                    return Worker(pid, parent, self.reap, incoming, outgoing, shared)
                 except BaseException as error:
                     incoming.close()
                     outgoing.close()

@@ -75,7 +75,7 @@ class LimitWatch:
 
         The worker is not trusted: it gets what its memory makes plausible and no more.
         """
-        seconds = 2.0 + self._worker.resident_bytes() / CHECKPOINT_BYTES_PER_SECOND
+        seconds = 2.0 + self._worker.private_bytes() / CHECKPOINT_BYTES_PER_SECOND
         cpu_seconds = max(self._limits.cpu_seconds, self.cpu_ns / 1e9 + seconds)
         until = self._loop.time() + min(CHECKPOINT_SECONDS, 10 * seconds)
         self._check_checkpoint(cpu_seconds, until)

@@ -14,7 +14,6 @@ import signal
 import time
 from collections import deque
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from holdfast.core.errors import KernelDied, KernelError, KernelProtocolError
@@ -25,6 +24,9 @@ from holdfast.kernels.worker.cell.host_calls import PROBE
 # Frames that may wait to be taken before the worker is no longer listened to.
 MOST_WAITING = 8
 READ_BYTES = 1 << 16
+# What a new worker does not share with the process that it was forked from.
+FORKED_BYTES = 4 << 20
+_PAGE_BYTES = os.sysconf("SC_PAGESIZE")
 _UNASKED = "the worker sent something that nobody asked for; the worker was stopped"
 
 
@@ -46,6 +48,7 @@ class Worker:
         reap: Callable[[int], None],
         incoming: io.FileIO,
         outgoing: io.FileIO,
+        shared_bytes: int = 0,
     ) -> None:
         self.pid = pid
         self.parent = parent
@@ -55,6 +58,7 @@ class Worker:
         # Whether it was asked for something. Between cells it has nothing to say.
         self._asked = False
         self._reap = reap
+        self._shared_bytes = shared_bytes
         self._reader = frames.FrameReader()
         self._frames: deque[Frame] = deque()
         self._waiter: asyncio.Future[None] | None = None
@@ -167,13 +171,9 @@ class Worker:
         except OSError:
             return 0
 
-    def resident_bytes(self) -> int:
-        """Return the memory that the process holds."""
-        try:
-            fields = Path(f"/proc/{self.pid}/statm").read_text().split()
-        except OSError:
-            return 0
-        return (int(fields[1]) - int(fields[2])) * os.sysconf("SC_PAGESIZE")
+    def private_bytes(self) -> int:
+        """Return about how much memory the process holds for itself alone."""
+        return max(anonymous_bytes(self.pid) - self._shared_bytes, 0) + FORKED_BYTES
 
     def interrupt(self) -> None:
         """Ask the running cell to stop."""
@@ -205,3 +205,18 @@ class Worker:
         self._outgoing.close()
         self._unsent.clear()
         self._wake()
+
+
+def anonymous_bytes(pid: int) -> int:
+    """Return the memory of a process that is not a part of any file; 0 if it is gone."""
+    try:
+        descriptor = os.open(f"/proc/{pid}/statm", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return 0
+    try:
+        fields = os.read(descriptor, 200).split()
+    except OSError:
+        return 0
+    finally:
+        os.close(descriptor)
+    return (int(fields[1]) - int(fields[2])) * _PAGE_BYTES

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import os
+import select
 import socket
 import sys
 
@@ -37,22 +38,40 @@ class ForkServer:
         self._worker = Worker()
 
     def serve(self) -> NoReturn:
-        """Fork and reap until the host goes away."""
-        self._preload()
+        """Fork and reap until the host goes away.
+
+        The first worker does not wait until everything is loaded. The others do: each of them
+        would take longer to load what it needs by itself.
+        """
         self._prepare()
+        forked = False
+        for name in PRELOADED:
+            if not forked and self._is_asked():
+                self._do()
+                forked = True
+            __import__(name)
+        gc.collect()
+        gc.freeze()  # so that no collection of a worker writes to the pages that it shares
+        self._prepare(renew=True)  # what was loaded since may have brought other libraries
         while True:
-            request, ancillary, _, _ = self._control.recvmsg(16, socket.CMSG_SPACE(8))
-            if not request:
-                os._exit(0)
-            if request[0] in (FORK, FORK_ALIKE):
-                sent = ancillary[0][2]
-                pipes = (sent[:4], sent[4:8])
-                self._fork(*(int.from_bytes(pipe, sys.byteorder) for pipe in pipes))
-                if request[0] == FORK:
-                    # That worker adds paths of its session to rules that are one kernel object.
-                    self._prepare(renew=True)
-            elif request[0] == REAP:
-                self._reap(int.from_bytes(request[1:], "big"))
+            self._do()
+
+    def _is_asked(self) -> bool:
+        return bool(select.select([self._control], [], [], 0)[0])
+
+    def _do(self) -> None:
+        request, ancillary, _, _ = self._control.recvmsg(16, socket.CMSG_SPACE(8))
+        if not request:
+            os._exit(0)
+        if request[0] in (FORK, FORK_ALIKE):
+            sent = ancillary[0][2]
+            pipes = (sent[:4], sent[4:8])
+            self._fork(*(int.from_bytes(pipe, sys.byteorder) for pipe in pipes))
+            if request[0] == FORK:
+                # That worker adds paths of its session to rules that are one kernel object.
+                self._prepare(renew=True)
+        elif request[0] == REAP:
+            self._reap(int.from_bytes(request[1:], "big"))
 
     def _fork(self, incoming: int, outgoing: int) -> None:
         process = os.fork()
@@ -76,19 +95,3 @@ class ForkServer:
 
         packages = (sys.modules["holdfast.core"], sys.modules["holdfast.kernels"])
         confinement.prepare(tuple(package.__path__[0] for package in packages), renew=renew)
-
-    def _preload(self) -> None:
-        """Import what most cells need, for as long as nobody waits."""
-        for name in PRELOADED:
-            if self._is_asked():
-                return
-            __import__(name)
-        gc.collect()
-        gc.freeze()
-
-    def _is_asked(self) -> bool:
-        try:
-            self._control.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            return False
-        return True
