@@ -23,7 +23,7 @@ from holdfast.runtime.shelter import carried_through
 
 logger = logging.getLogger("holdfast.runtime")
 
-WARM_SESSIONS = 256
+WARM_SESSIONS = 4096
 
 
 class _Claim:
