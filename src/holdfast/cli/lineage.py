@@ -102,9 +102,9 @@ def _lines(family: Family, width: int | None) -> list[str]:
 def _line(family: Family, place: int, cut: int) -> str:
     node = family.nodes[place]
     info = node.info
-    cost = cost_view_text(node.cost)
-    if node.subtree != node.cost:
-        cost += f", with all below {cost_view_text(node.subtree)}"
+    cost, with_all = cost_view_text(node.cost), cost_view_text(node.subtree)
+    if with_all != cost:
+        cost += f", with all below {with_all}"
     mark = f"  (from {node.cut}: a cycle, cut here)" if node.cut else ""
     mark += "  <-" if info.id == family.wanted else ""
     about = f"{info.kind}, {info.status}, {count(info.turns, 'turn')}, {cost}"

@@ -130,7 +130,8 @@ class Page:
 
     def _call(self, call: CallTranscript) -> None:
         given = json.dumps(value_form(call.arguments), ensure_ascii=False)
-        self.aside(f"call {call.name} · {call.effect} · {call.status} · {given}")
+        child = "" if call.child is None else f" · child {call.child}"
+        self.aside(f"call {call.name} · {call.effect} · {call.status}{child} · {given}")
         if call.waits_for is not None:
             until = "" if call.deadline is None else f" until {call.deadline[:19]}"
             asked = "" if call.prompt is None else f": {form_text(value_form(call.prompt))}"
