@@ -111,6 +111,14 @@ FORGED = {
     + "send({'kind': 'final', 'value': {'encoding': 'json', 'data': b'{nonsense'}})",
     "an answer under a false tag": SEND
     + "send({'kind': 'final', 'value': {'encoding': 'json', 'data': b'{\"$set\":1}'}})",
+    "an answer nested too deeply": SEND
+    + "v = {'encoding': 'json', 'data': b'[' * 500 + b']' * 500}\n"
+    + "send({'kind': 'final', 'value': v})",
+    "an answer with a key twice": SEND
+    + "send({'kind': 'final', 'value': {'encoding': 'json', 'data': b'{\"a\":1,\"a\":2}'}})",
+    "a value that is not a number": VALUE.format(encoding="json", data=b"[NaN]"),
+    "a value with white space": VALUE.format(encoding="json", data=b"[1, 2]"),
+    "a value nested too deeply": VALUE.format(encoding="json", data=b"[" * 201 + b"]" * 201),
     "a value that does not decode": VALUE.format(encoding="json", data=b"{nonsense"),
     "a value under a false tag": VALUE.format(encoding="json", data=b'{"$set":1}'),
     "a value that is no text": VALUE.format(encoding="text", data=b"\xff"),

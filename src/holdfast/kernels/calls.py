@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from holdfast.core import values
-from holdfast.core.errors import Corruption, KernelProtocolError
+from holdfast.core.errors import KernelProtocolError, UnsupportedValue
 from holdfast.core.records import digest_id
 from holdfast.kernels import frames
 from holdfast.kernels.call_record import CallRecord, Diverged
@@ -178,8 +178,8 @@ class Calls:
 
 def _arguments(frame: frames.CallFrame, data: bytes) -> dict[str, Any]:
     try:
-        arguments = values.decode("json", data)
-    except Corruption:
+        arguments = values.check_canonical("json", data)
+    except UnsupportedValue:
         arguments = None
     if type(arguments) is dict and arguments.keys() == _PARTS:
         args, named = arguments["args"], arguments["kwargs"]

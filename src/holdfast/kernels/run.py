@@ -12,7 +12,12 @@ import asyncio
 from typing import Any
 
 from holdfast.core import values
-from holdfast.core.errors import Corruption, KernelDied, KernelError, KernelProtocolError
+from holdfast.core.errors import (
+    KernelDied,
+    KernelError,
+    KernelProtocolError,
+    UnsupportedValue,
+)
 from holdfast.kernels import frames
 from holdfast.kernels.call_record import CallRecord, Diverged
 from holdfast.kernels.calls import Calls
@@ -212,14 +217,14 @@ class _Idle:
 
 
 async def _check(part: frames.EncodedPart) -> None:
-    """Raise KernelProtocolError unless a value can be read: it is about to be stored."""
+    """Raise KernelProtocolError unless a value is encoded as it should be: it will be stored."""
     try:
         if len(part.data) <= bounds.SMALL_BYTES:
-            values.decode(part.encoding, part.data)
+            values.check_canonical(part.encoding, part.data)
             return
         excess = await asyncio.to_thread(bounds.excess, part.encoding, part.data)
         if excess:
             raise KernelProtocolError(f"the worker sent a value beyond its bounds: {excess}")
-        await asyncio.to_thread(values.decode, part.encoding, part.data)
-    except Corruption as error:
+        await asyncio.to_thread(values.check_canonical, part.encoding, part.data)
+    except UnsupportedValue as error:
         raise KernelProtocolError(f"the worker sent an invalid value: {error}") from error
