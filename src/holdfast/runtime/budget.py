@@ -88,6 +88,16 @@ def granted(state: State) -> dict[str, Decimal]:
     }
 
 
+def set_aside(state: State) -> dict[str, Decimal]:
+    """Return what is set aside for calls in flight and for children, by name."""
+    in_flight = [aside for key, aside in state.reserved.items() if is_model_call(key)]
+    aside = granted(state)
+    aside["usd"] += sum((Decimal(one.usd or 0) for one in in_flight), Decimal(0))
+    aside["tokens"] += sum(one.tokens or 0 for one in in_flight)
+    aside["calls"] += len(in_flight)
+    return aside
+
+
 def allowed(settings: Settings) -> dict[str, Decimal]:
     """Return the limits that are set, by name."""
     limits = {name: getattr(settings, limit) for name, limit in LIMITS.items()}
@@ -96,12 +106,7 @@ def allowed(settings: Settings) -> dict[str, Decimal]:
 
 def free(settings: Settings, state: State) -> dict[str, Decimal]:
     """Return what may still be spent or granted, by name; a name without a limit is left out."""
-    in_flight = [aside for key, aside in state.reserved.items() if is_model_call(key)]
-    spent, aside = used(state), granted(state)
-    aside["usd"] += sum((Decimal(one.usd or 0) for one in in_flight), Decimal(0))
-    aside["tokens"] += sum(one.tokens or 0 for one in in_flight)
-    aside["calls"] += len(in_flight)
-    limits = allowed(settings)
+    spent, aside, limits = used(state), set_aside(state), allowed(settings)
     return {name: max(Decimal(0), limits[name] - spent[name] - aside[name]) for name in limits}
 
 
@@ -131,6 +136,45 @@ def within(settings: Settings, grant: Grant) -> Settings:
     limits: dict[str, Any] = {limit: grant.get(name, 0) for name, limit in LIMITS.items()}
     limits["max_usd"] = str(grant.get("usd", ""))
     return replace(settings, **limits)
+
+
+def told(settings: Settings, state: State) -> dict[str, Any]:
+    """Return what code may know of the budget, by name.
+
+    `used` is known, `unknown` the most that calls can have used of which nobody knows what they
+    did, `reserved` what is set aside for calls in flight and for children; without a limit `limit`
+    and `left` are None. All of it counts the session and every child below it.
+    """
+    spend, limits, balance = state.total, allowed(settings), free(settings, state)
+    known = {
+        "usd": Decimal(spend.usd),
+        "tokens": Decimal(spend.tokens),
+        "calls": Decimal(spend.calls),
+        "seconds": Decimal(spend.driven_ms) / 1000,
+    }
+    held = {"usd": Decimal(spend.held_usd), "tokens": Decimal(spend.held_tokens)}
+    aside = set_aside(state)
+    found: dict[str, Any] = {}
+    for name in LIMITS:
+        sums = {
+            "limit": limits.get(name),
+            "used": known[name],
+            "unknown": held.get(name, Decimal(0)),
+            "reserved": aside[name],
+            "left": balance.get(name),
+        }
+        found[name] = {key: _amount(name, sum_) for key, sum_ in sums.items()}
+    found["depth"] = {"limit": settings.max_depth, "used": state.depth}
+    found["fanout"] = {"limit": settings.max_fanout}
+    return found
+
+
+def _amount(name: str, amount: Decimal | None) -> str | int | float | None:
+    if amount is None:
+        return None
+    if name == "usd":
+        return _text(amount)
+    return float(amount) if name == "seconds" else int(amount)
 
 
 def _share(name: str, balance: Decimal, width: int) -> Decimal:

@@ -37,7 +37,9 @@ Child sessions from code
 - `map_rlm(tasks, inputs=None)` gives out many tasks at once (inputs: one dict for all, or a list
   with one each) and returns such dicts in order; a failed one has `failed`, `index` and `error`.
 - Use `lm` for a single question, `rlm` for what needs code or steps of its own. At most %d tasks in
-  one call; sessions below this one go %d deep."""
+  one call; sessions below this one go %d deep.
+- `budget()` tells what may be spent and what is left: usd, tokens, calls, seconds. A child gets an
+  equal share of what is left, or what you say: `budget={"tokens": 5000}`."""
 
 
 def compose(

@@ -42,7 +42,8 @@ FUNCTIONS = (
     HostFunction("rlm", signature=f"(task: str, *, {_OPTIONS}) -> dict"),
     HostFunction("map_rlm", signature=f"(tasks: list[str], *, {_OPTIONS}) -> list"),
 )
-NAMES = frozenset(function.name for function in FUNCTIONS)
+BUDGET = HostFunction("budget", pure=True, signature="() -> dict")
+NAMES = frozenset(function.name for function in (*FUNCTIONS, BUDGET))
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +91,9 @@ class ChildHandler:
 
     async def call(self, call: HostCall) -> HostAnswer:
         """Answer one `rlm` or `map_rlm` of the cell, once all its children have ended."""
+        if call.function == BUDGET.name:
+            told = budget.told(self.blueprint.settings, self.ledger.journal.state)
+            return await self.ledger.pure(call, "ok", Encoded(*values.encode(told)), None)
         if call.key not in self._items:
             try:
                 wish = self._wish(call)

@@ -163,7 +163,7 @@ class CodeHarness:
         capability = self._blueprint.capability
         settings = self._blueprint.settings
         choice = await self._engine.kernels.choose(settings.kernel, capability)
-        functions = (*question.FUNCTIONS, *host_functions(self._toolsets))
+        functions = (child.BUDGET, *question.FUNCTIONS, *host_functions(self._toolsets))
         if capability.model_calls:
             functions = (*leaf.FUNCTIONS, *child.FUNCTIONS, *functions)
         kept = self.journal.state.vars
