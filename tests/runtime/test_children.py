@@ -238,3 +238,132 @@ time.sleep(60)
     assert below.turn is None
     assert state.delegated.calls == below.total.calls == 1
     assert state.delegated.held_tokens == below.total.held_tokens > 0
+
+
+async def test_a_budget_is_shared_out_and_what_is_left_comes_back(lab: Lab) -> None:
+    code = "before = budget()\nfound = map_rlm(['a', 'b'])\nFINAL([before, found, budget()])"
+    child = cell("FINAL(budget())")
+    runtime = await lab.open(by_task({"root": [cell(code)], "a": [child], "b": [child]}))
+    session = await runtime.start(max_calls=11, max_tokens=400_000)
+    result = await session.send("root")
+    assert isinstance(result, holdfast.Final), result
+    before, found, after = result.value
+    assert (before["calls"]["limit"], before["calls"]["used"], before["calls"]["left"]) == (
+        11,
+        1,
+        10,
+    )
+    assert before["usd"]["limit"] is None
+    for one in found:
+        assert one["value"]["calls"] == {
+            "limit": 5,
+            "used": 1,
+            "unknown": 0,
+            "reserved": 0,
+            "left": 4,
+        }
+    assert (after["calls"]["used"], after["calls"]["reserved"]) == (3, 0)
+    (first, _) = (await runtime.sessions(SessionFilter(parent=session.id))).sessions
+    assert (await runtime.state(first.id)).grant["calls"] == 5
+
+
+async def test_a_child_gets_what_the_call_says_and_never_more_than_is_free(lab: Lab) -> None:
+    code = """
+def told(**budget):
+    try:
+        return rlm('small', budget=budget)['value']
+    except CallError as error:
+        return f'{type(error).__name__}: {error}'
+FINAL([told(calls=2), told(calls=50)])
+"""
+    small = cell("FINAL(budget()['calls']['limit'])")
+    runtime = await lab.open(by_task({"root": [cell(code)], "small": [small]}))
+    result = await (await runtime.start(max_calls=10)).send("root")
+    assert isinstance(result, holdfast.Final), result
+    granted, refused = result.value
+    assert granted == 2
+    assert refused.startswith("BudgetExceeded: max_calls")
+
+
+async def test_a_model_that_recurses_for_ever_is_stopped_by_the_budget(lab: Lab) -> None:
+    def respond(request: ModelRequest) -> str:
+        return cell("try:\n    rlm('again')\nexcept Exception as error:\n    print(error)")
+
+    runtime = await lab.open(respond)
+    session = await runtime.start(max_depth=6, max_calls=30)
+    result = await session.send("again")
+    assert isinstance(result, holdfast.BudgetExceeded), result
+    assert result.limit == "max_calls"
+    assert len(await lab.facts(session.id, "budget.exceeded")) == 1
+    states = [await runtime.state(info.id) for info in (await runtime.sessions()).sessions]
+    assert sum(state.spend.calls for state in states) <= 30
+    assert max(state.depth for state in states) <= 6
+    assert all(state.reserved == {} and state.turn is None for state in states)
+
+
+async def test_a_model_that_maps_over_ten_thousand_is_told_the_limit_and_stopped(lab: Lab) -> None:
+    runtime = await lab.open(lambda _: cell("map_rlm(['x'] * 10_000)"))
+    session = await runtime.start(max_steps=3)
+    result = await session.send("wide")
+    assert isinstance(result, holdfast.BudgetExceeded), result
+    assert "at most 100" in lab.requests[-1].messages[-2].text
+    assert len((await runtime.sessions()).sessions) == 1
+
+
+async def test_a_child_goes_on_from_the_head_of_another_session_and_leaves_it_untouched(
+    lab: Lab,
+) -> None:
+    scripts = {
+        "count": [cell("n = 41\nFINAL('counted')"), cell("n += 1\nFINAL([n, 'more'])")],
+        "root": [cell("first = rlm('count')\nFINAL([first, attach_rlm(first, 'one more')])")],
+    }
+
+    def respond(request: ModelRequest) -> str:
+        if request.messages[-1].text == "one more":
+            return scripts["count"][1]
+        return scripts[request.first_user_text][0]
+
+    runtime = await lab.open(respond)
+    session = await runtime.start()
+    result = await session.send("root")
+    assert isinstance(result, holdfast.Final), result
+    first, second = result.value
+    assert (first["value"], second["value"]) == ("counted", [42, "more"])
+    source = await runtime.state(first["session"])
+    assert source.head == first["head"]
+    assert source.counters["turn"] == 1
+    edges = await lab.facts(second["session"], "lineage.added")
+    assert [(edge.type, edge.from_session, edge.from_head) for edge in edges] == [
+        ("derivation", source.session, source.head)
+    ]
+    for info in (await runtime.sessions()).sessions:
+        assert (await verify(lab.store, info.id)).ok
+
+
+async def test_only_sessions_of_the_tree_or_handed_in_can_be_attached_to(lab: Lab) -> None:
+    code = """
+def told(source):
+    try:
+        return attach_rlm(source, 'go on')['value']
+    except CallError as error:
+        return type(error).__name__
+FINAL([told('nobody'), told(hidden[0] + hidden[1]), told(empty), told(given)])
+"""
+
+    def respond(request: ModelRequest) -> str:
+        if request.messages[-1].text == "go on":
+            return cell("FINAL(secret)")
+        return cell(code) if "root" in request.first_user_text else cell("secret = 7\nFINAL(1)")
+
+    runtime = await lab.open(respond)
+    other, given, empty = [await runtime.start() for _ in range(3)]
+    for one in (other, given):
+        await one.send("x")
+    before = await lab.store.read_events(given.id)
+    session = await runtime.start()
+    inputs = {"hidden": [other.id[:-1], other.id[-1]], "given": given.id, "empty": empty.id}
+    result = await session.send("root", inputs=inputs)
+    assert isinstance(result, holdfast.Final), result
+    assert result.value == ["SessionNotFound", "SessionNotFound", "HeadNotFound", 7]
+    assert await lab.store.read_events(given.id) == before
+    assert len((await runtime.sessions()).sessions) == 5

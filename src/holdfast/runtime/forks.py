@@ -7,12 +7,12 @@ recorded in the fork's log with its first head.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from holdfast.core.errors import HeadNotFound
 from holdfast.core.facts import HeadPublished, SessionStarted
 from holdfast.core.ids import check_content_id
-from holdfast.core.payloads import Erased
+from holdfast.core.payloads import Erased, Slot
 from holdfast.runtime.journal import namespace
 from holdfast.runtime.transcript import transcript_manifest
 from holdfast.stores.port import SessionStore
@@ -45,13 +45,23 @@ async def find_head(store: SessionStore, session_id: str, head_id: str | None) -
     )
 
 
-async def fork_session(
-    store: SessionStore, source: str, head_id: str | None, new_id: str, cache_id: str
-) -> None:
-    """Create a session that goes on from a head of another."""
+@dataclass(frozen=True, slots=True)
+class Derived:
+    """What a session starts with that goes on from a head of another."""
+
+    origin: dict[str, str | int]
+    transcript: Slot
+    vars: Slot | None
+    payloads: list[Slot]
+
+    def onto(self, started: SessionStarted) -> SessionStarted:
+        """Return the first record of a session that starts with this."""
+        return replace(started, origin=self.origin, transcript=self.transcript, vars=self.vars)
+
+
+async def derive(store: SessionStore, source: str, head_id: str | None) -> Derived:
+    """Return what a session starts with that goes on from a head of another, untouched here."""
     head = await find_head(store, source, head_id)
-    first = (await store.read_events(source, limit=1))[0].fact()
-    assert isinstance(first, SessionStarted)
     erased = {key: Erased(*mark) for key, mark in (await store.erased(source)).items()}
     kept = [
         (
@@ -63,11 +73,7 @@ async def fork_session(
     if head.vars is not None:
         await namespace(store, source, head.vars)
     transcript, small = transcript_manifest(kept)
-    started = replace(
-        first,
-        kind="fork",
-        cache_id=cache_id,
-        parent=None,
+    return Derived(
         origin={
             "session": source,
             "seq": head.range[1],
@@ -76,6 +82,24 @@ async def fork_session(
         },
         transcript=transcript,
         vars=None if head.vars is None else head.vars.bare(),
+        payloads=small,
+    )
+
+
+async def fork_session(
+    store: SessionStore, source: str, head_id: str | None, new_id: str, cache_id: str
+) -> None:
+    """Create a session that goes on from a head of another."""
+    derived = await derive(store, source, head_id)
+    first = (await store.read_events(source, limit=1))[0].fact()
+    assert isinstance(first, SessionStarted)
+    started = replace(
+        derived.onto(first),
+        kind="fork",
+        cache_id=cache_id,
+        parent=None,
+        depth=0,
+        grant={},
         settings=None if first.settings is None else await hydrate(store, source, first.settings),
     )
-    await store.create_session(new_id, started, payloads=small, adopt_from=source)
+    await store.create_session(new_id, started, payloads=derived.payloads, adopt_from=source)

@@ -63,6 +63,7 @@ class Journal:
         consumes: Sequence[str] = (),
         payloads: Sequence[Slot] = (),
         posts: Sequence[tuple[str, InboxDraft]] = (),
+        adopt_from: str | None = None,
         release: bool = False,
     ) -> Appended:
         """Append the facts that `build` makes of the present state, as one batch.
@@ -90,6 +91,7 @@ class Journal:
                         consumes=consumes,
                         payloads=payloads,
                         posts=posts if self.store.flags.posts else (),
+                        adopt_from=adopt_from,
                         release=release,
                     )
 

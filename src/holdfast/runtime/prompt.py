@@ -36,6 +36,8 @@ Child sessions from code
   that fails raises `CallError`.
 - `map_rlm(tasks, inputs=None)` gives out many tasks at once (inputs: one dict for all, or a list
   with one each) and returns such dicts in order; a failed one has `failed`, `index` and `error`.
+- `attach_rlm(found, task)` asks a session that has answered further: a new child starts with what
+  that one knew, its variables included; `found` is what `rlm` returned.
 - Use `lm` for a single question, `rlm` for what needs code or steps of its own. At most %d tasks in
   one call; sessions below this one go %d deep.
 - `budget()` tells what may be spent and what is left: usd, tokens, calls, seconds. A child gets an

@@ -1,4 +1,4 @@
-"""Child calls from code: `rlm`, `map_rlm`, each item answered by a session of its own.
+"""Child calls from code: `rlm`, `map_rlm`, `attach_rlm`, each answered by sessions of their own.
 
 The call is recorded with the child's whole first record and its grant before the child exists, and
 it waits from its start: the cell is paused in place while its children are quick, given up where
@@ -14,7 +14,7 @@ from typing import Any
 
 from holdfast.core import values
 from holdfast.core.capability import Capability, profile
-from holdfast.core.errors import HoldfastError
+from holdfast.core.errors import HoldfastError, SessionNotFound
 from holdfast.core.facts import (
     BudgetReserved,
     CallRequested,
@@ -24,7 +24,7 @@ from holdfast.core.facts import (
     SessionStarted,
 )
 from holdfast.core.forms import data_of
-from holdfast.core.payloads import Slot, manifest, slot
+from holdfast.core.payloads import Slot, from_record, manifest, slot
 from holdfast.core.state import State, call_reservation
 from holdfast.kernels.port import CallKey, Encoded, HostAnswer, HostCall, HostFunction, RecordedCall
 from holdfast.runtime import blueprint as blueprints
@@ -35,12 +35,15 @@ from holdfast.runtime.blueprint import Blueprint
 from holdfast.runtime.calls import Ledger, Recorded, files_of, nanoseconds
 from holdfast.runtime.children import Children, child_id
 from holdfast.runtime.engine import Engine
+from holdfast.runtime.forks import Derived, derive
 from holdfast.runtime.settings import Settings, resolve
+from holdfast.stores.port import SessionStore
 
 _OPTIONS = "inputs=None, output=None, model=None, agent=None, capability=None, budget=None"
 FUNCTIONS = (
     HostFunction("rlm", signature=f"(task: str, *, {_OPTIONS}) -> dict"),
     HostFunction("map_rlm", signature=f"(tasks: list[str], *, {_OPTIONS}) -> list"),
+    HostFunction("attach_rlm", signature=f"(source: str | dict, task: str, *, {_OPTIONS}) -> dict"),
 )
 BUDGET = HostFunction("budget", pure=True, signature="() -> dict")
 NAMES = frozenset(function.name for function in (*FUNCTIONS, BUDGET))
@@ -57,10 +60,18 @@ class Wish:
     agent: str | None = None
     capability: dict[str, Any] | None = None
     budget: dict[str, Any] | None = None
+    source: str | None = None  # the session that the child goes on from
+    head: str | None = None  # of it; None is its current one
 
 
-Draft = tuple[CallRequested, tuple[Blueprint, Agent[Any], str]]
-"""The intent of one item, with what its child is driven with and that child's id."""
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """The intent of one item, with what its child is driven with and goes on from."""
+
+    intent: CallRequested
+    blueprint: Blueprint
+    agent: Agent[Any]
+    derived: Derived | None = None
 
 
 @dataclass(slots=True)
@@ -102,7 +113,7 @@ class ChildHandler:
             except (TypeError, ValueError) as error:
                 return await self._refused(call, type(error).__name__, error)
             except HoldfastError as error:  # nothing is recorded yet
-                return await self._refused(call, "CallError", error)
+                return await self._refused(call, type(error).__name__, error)
             try:
                 await self._request(call, wish, drafts)
             except budget.Exceeded as error:
@@ -160,10 +171,10 @@ class ChildHandler:
             facts: list[Fact] = ledger.unsaved()
             written.clear()
             payloads.clear()
-            for intent, plan in drafts:
-                start, parts = _start(plan, intent, state, grant)
+            for draft in drafts:
+                start, parts = _start(draft, state, grant)
                 payloads.extend(parts)
-                intent = replace(intent, start=start, grant=grant)
+                intent = replace(draft.intent, start=start, grant=grant)
                 written.append(intent)
                 facts += [
                     intent,
@@ -177,7 +188,8 @@ class ChildHandler:
             return facts
 
         if drafts:
-            await ledger.journal.append(build, payloads=payloads)
+            source = wish.source if wish.source != ledger.journal.session else None
+            await ledger.journal.append(build, payloads=payloads, adopt_from=source)
         self._items[call.key] = {item.index: Recorded(item) for item in written}
 
     async def _draft(self, call: HostCall, wish: Wish, index: int) -> Draft:
@@ -196,14 +208,44 @@ class ChildHandler:
             width=len(wish.tasks),
             child=child,
         )
+        derived, source = None, None
+        if wish.source is not None:
+            await self._check_reach(wish.source)
+            derived = await derive(journal.store, wish.source, wish.head)
+            source = await blueprints.load(journal.store, wish.source)
+            above = await journal.store.load_state(wish.source)
+            wish = replace(wish, agent=wish.agent or above.agent)
         agent = self.engine.agent(wish.agent or journal.state.agent)
-        return intent, (await self._plan(wish, agent, child), agent, child)
+        return Draft(intent, await self._plan(wish, agent, child, source), agent, derived)
 
-    async def _plan(self, wish: Wish, agent: Agent[Any], child: str) -> Blueprint:
+    async def _check_reach(self, source: str) -> None:
+        """Refuse a session that is neither of the tree nor among what the caller handed in."""
+        journal = self.ledger.journal
+        theirs = await _root(journal.store, source)
+        if theirs == await _root(journal.store, journal.session):
+            return
+        turn = journal.state.turn
+        assert turn is not None
+        at = turn.started_seq
+        page = await journal.store.read_events(journal.session, after=at - 1, before=at + 1)
+        given = page[0].data.get("inputs", {}) if page else {}
+        for record in given.values():
+            if source in _named(await journal.value(from_record(record))):
+                return
+        raise SessionNotFound(
+            f"session {source!r} is not here; attach to a session of this tree, or to one that "
+            "was handed in as an input"
+        )
+
+    async def _plan(
+        self, wish: Wish, agent: Agent[Any], child: str, source: Blueprint | None
+    ) -> Blueprint:
         """Return what a child is driven with: what its parent has, but never more than that."""
         mine = self.blueprint
         settings = mine.settings
-        if wish.agent is not None:
+        if source is not None:
+            settings = narrowed(settings, source.settings)
+        elif wish.agent is not None:
             given = settings.to_record() | {"instructions": "", "profile": settings.profile}
             given |= agent.given()
             settings = narrowed(settings, resolve(given, environment={}).settings)
@@ -211,6 +253,8 @@ class ChildHandler:
             self.engine.model(wish.model)
             settings = replace(settings, model=wish.model)
         capability = self._capability(wish, agent, settings)
+        if source is not None:
+            capability = capability.meet(source.capability)
         kernel = await self.engine.kernels.choose(settings.kernel, capability)
         return blueprints.draft(
             settings,
@@ -272,28 +316,45 @@ def narrowed(mine: Settings, wish: Settings) -> Settings:
     return replace(wish, work_area=mine.work_area, **limits)
 
 
-def _start(
-    plan: tuple[Blueprint, Agent[Any], str],
-    intent: CallRequested,
-    state: State,
-    grant: budget.Grant,
-) -> tuple[Slot, list[Slot]]:
+async def _root(store: SessionStore, session_id: str) -> str:
+    """Return the session at the top of the tree that a session is in."""
+    while True:
+        parent = (await store.load_state(session_id)).parent
+        if parent is None:
+            return session_id
+        session_id = parent["session"]
+
+
+def _named(value: Any) -> set[str]:
+    """Return the sessions that an input names: by id, or as envelopes do."""
+    if isinstance(value, list | tuple):
+        return {name for one in value for name in _named(one)}
+    if isinstance(value, dict):
+        value = value.get("session")
+    return {value} if isinstance(value, str) else set()
+
+
+def _start(draft: Draft, state: State, grant: budget.Grant) -> tuple[Slot, list[Slot]]:
     """Return a child's first record, as its parent's call has it, and what it refers to."""
-    blueprint, agent, child = plan
-    settings = budget.within(blueprint.settings, grant)
-    item, parts = replace(blueprint, settings=settings).slots()
+    intent, agent = draft.intent, draft.agent
+    settings = budget.within(draft.blueprint.settings, grant)
+    item, parts = replace(draft.blueprint, settings=settings).slots()
     started = SessionStarted(
         tenant=state.tenant,
         kind="child",
         agent=agent.name,
         agent_version=agent.version,
         settings=item,
-        cache_id=child,
+        cache_id=intent.child,
         parent={"session": state.session, "call": intent.call_id},
         depth=state.depth + 1,
         grant=grant,
     )
-    return manifest(data_of(started), "settings"), [item, *parts]
+    if draft.derived is not None:
+        started = draft.derived.onto(started)
+        parts = [*parts, draft.derived.transcript, *draft.derived.payloads]
+    start = manifest(data_of(started), "settings")
+    return start, [item, *parts]
 
 
 def _arguments(call: HostCall) -> Wish:
@@ -323,13 +384,27 @@ def _arguments(call: HostCall) -> Wish:
     ) -> tuple[Any, Any, tuple[Any, ...]]:
         return tasks, inputs, (output, model, agent, capability, budget)
 
+    def attach_rlm(source: Any, task: Any, **options: Any) -> tuple[Any, Any, tuple[Any, ...]]:
+        return rlm(task, **options)
+
     rlm.__qualname__, map_rlm.__qualname__ = "rlm", "map_rlm"
+    attach_rlm.__qualname__ = "attach_rlm"
     function = call.function
-    tasks, given, rest = (rlm if function == "rlm" else map_rlm)(*call.args, **call.kwargs)
+    known: dict[str, Any] = {"rlm": rlm, "map_rlm": map_rlm, "attach_rlm": attach_rlm}
+    tasks, given, rest = known[function](*call.args, **call.kwargs)
     if not isinstance(tasks, list | tuple) or not all(isinstance(task, str) for task in tasks):
-        what = "a string" if function == "rlm" else "a list of strings"
+        what = "a list of strings" if function == "map_rlm" else "a string"
         raise TypeError(f"{function}() takes its task as {what}")
-    return Wish(list(tasks), _inputs(function, given, len(tasks)), *_options(function, rest))
+    wish = Wish(list(tasks), _inputs(function, given, len(tasks)), *_options(function, rest))
+    if function != "attach_rlm":
+        return wish
+    source: Any = call.kwargs["source"] if "source" in call.kwargs else call.args[0]
+    head = None
+    if isinstance(source, dict):
+        source, head = source.get("session"), source.get("head")
+    if not isinstance(source, str) or not isinstance(head, str | None):
+        raise TypeError("attach_rlm() takes source as a session id, or as what rlm returned")
+    return replace(wish, source=source, head=head)
 
 
 def _inputs(function: str, given: Any, width: int) -> list[dict[str, Any]]:
