@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import holdfast
@@ -367,3 +368,26 @@ FINAL([told('nobody'), told(hidden[0] + hidden[1]), told(empty), told(given)])
     assert result.value == ["SessionNotFound", "SessionNotFound", "HeadNotFound", 7]
     assert await lab.store.read_events(given.id) == before
     assert len((await runtime.sessions()).sessions) == 5
+
+
+async def test_a_cell_that_read_a_file_sees_it_again_when_its_children_were_slow(
+    lab: Lab, tmp_path: Path
+) -> None:
+    note = tmp_path / "note.txt"
+    note.write_text("as it was")
+    code = (
+        f"said = open({str(note)!r}).read()\nFINAL([said, rlm('slow')['value'], rlm('b')['value']])"
+    )
+
+    async def respond(request: ModelRequest) -> str:
+        if request.first_user_text == "root":
+            return cell(code)
+        if request.first_user_text == "slow":
+            await asyncio.sleep(1)  # longer than a cell that waits is kept in place
+            note.write_text("as it is now")
+        return cell("FINAL(1)")
+
+    runtime = await lab.open(respond)
+    result = await (await runtime.start(work_area=str(tmp_path))).send("root")
+    assert isinstance(result, holdfast.Final), result
+    assert result.value == ["as it was", 1, 1]

@@ -108,8 +108,8 @@ class ChildHandler:
         if call.key not in self._items:
             try:
                 wish = self._wish(call)
-                drafts = [await self._draft(call, wish, at) for at in range(len(wish.tasks))]
                 await self.ledger.keep_files(call)
+                drafts = [await self._draft(call, wish, at) for at in range(len(wish.tasks))]
             except (TypeError, ValueError) as error:
                 return await self._refused(call, type(error).__name__, error)
             except HoldfastError as error:  # nothing is recorded yet
