@@ -195,7 +195,7 @@ async def test_the_session_keeps_its_settings_whatever_the_defaults_are_later(la
     session = await first.start()
     await session.send("x")
     await first.close()
-    second = await lab.open(replies("no code", "none", "none", "none"), max_steps=9)
+    second = await lab.open(replies(*[cell("1")] * 4), max_steps=9)
     result = await second.send(session.id, "y")
     assert isinstance(result, holdfast.BudgetExceeded)
     assert result.allowed == 3

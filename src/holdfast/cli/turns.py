@@ -53,6 +53,7 @@ HELP = {
     "retry": "Attempts at a failed model call: deadline (while its time lasts), off, or a number.",
     "kernel": "What runs code.",
     "harness": "What replies hold: code in cells, or native tool calls.",
+    "prose": "A reply without code: ask again (three times at most), or take it as the answer.",
     "profile": "What code may do: a named capability profile.",
     "work_area": "Folder whose files code may read, where the profile allows it.",
     "instructions": "Text added to the system prompt; @FILE reads it from a file.",
@@ -207,12 +208,14 @@ def send_command(
 @command("resume")
 @session_argument
 @click.option("--force", is_flag=True, help="Also after two revivals without a new outcome.")
+@click.option("--retry", is_flag=True, help="Also take up the last turn if it failed.")
 @click.option("--takeover", is_flag=True, help="Drive an imported copy that has open work.")
 @turn_options
 def resume_command(
     call: Call,
     session: str,
     force: bool,
+    retry: bool,
     takeover: bool,
     quiet: bool,
     allow_unconfined: bool,
@@ -220,6 +223,8 @@ def resume_command(
     """Resume the open turn of SESSION, and work the messages that wait in its inbox."""
 
     async def act(runtime: Runtime, session_id: str) -> TurnResult | None:
+        if retry:
+            return await runtime.retry(session_id, takeover=takeover)
         return await runtime.resume(session_id, force=force, takeover=takeover)
 
     options = {"allow_unconfined": allow_unconfined}

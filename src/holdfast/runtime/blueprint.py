@@ -89,6 +89,7 @@ def draft(
         tool_card=tool_module.card(admitted),
         instructions=settings.instructions,
         harness=settings.harness,
+        output_schema=agent.output_schema,
     )
     return Blueprint(
         settings=settings,

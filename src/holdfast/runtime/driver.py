@@ -20,10 +20,11 @@ from holdfast.core.facts import (
     MessageAppended,
     SessionRevived,
     TurnPut,
+    TurnReopened,
     TurnStarted,
     VarsCheckpointed,
 )
-from holdfast.core.messages import Message, Text
+from holdfast.core.messages import Message, observation
 from holdfast.core.payloads import slot
 from holdfast.core.state import State, lost_leaves
 from holdfast.runtime import blueprint as blueprints
@@ -175,6 +176,19 @@ class Driver:
             result = await self._work(queued)
         return result
 
+    async def retry(self) -> TurnResult | None:
+        """Take up the last turn again, which ended without a value; None if there is none."""
+        over = await self._over()
+        if over is not None:
+            return over
+        settled = self.state.settled
+        if self.state.turn is not None or settled is None or self.state.calls:
+            return await self.resume(force=False)
+        # A process that lacks what it takes refuses here, before the turn is open again.
+        loop = await self._loop()
+        await self.journal.append(lambda _: [TurnReopened(turn=settled.turn)])
+        return await self._driven(loop)
+
     async def admit(self) -> None:
         """Turn what moves calls into facts; needs no agent."""
         await inbox.admit(self.journal)
@@ -261,13 +275,12 @@ class Driver:
 
     async def _open_turn(self, loop: TurnLoop, work: Work) -> None:
         slots = inputs.input_slots(work.inputs)
-        card = inputs.cards(work.inputs)
         message = work.message
-        if card:
-            message = Message("user", (*message.parts, Text("\n\n" + card)))
-            if all(type(part) is Text and part.note is None for part in message.parts):
-                message = messages.user(message.text)
         content, parts = message_slots(message)
+        card = inputs.cards(work.inputs)
+        shown = [message, *([observation(card)] if card else [])]
+        loop.output_schema = self._engine.agent(self.state.agent).output_schema
+        wanted = None if loop.output_schema is None else slot(loop.output_schema, "settings")
         bound, chunks = await loop.harness.bind(slots)
 
         def batch(state: State) -> list[Fact]:
@@ -276,16 +289,20 @@ class Driver:
             return [
                 *settle.compaction_lost(state),
                 *work.admission,
-                TurnStarted(turn=turn, inputs=slots),
+                TurnStarted(turn=turn, inputs=slots, output_schema=wanted),
                 MessageAppended(
-                    message=state.next("message"), role="user", content=content, turn=turn
+                    message=state.next("message"),
+                    role="user",
+                    content=content,
+                    turn=turn,
+                    card=slot(card, "message") if card else None,
                 ),
                 *kept,
-                *loop.first_step(state, turn, message),
+                *loop.first_step(state, turn, *shown),
             ]
 
         await self.journal.append(batch, consumes=work.keys, payloads=[*parts, *chunks])
-        loop.transcript.add(message)
+        loop.transcript.add(*shown)
 
     async def _revive(self, *, force: bool) -> TurnResult:
         """Go on with a turn that an earlier driver left open, or that someone answered."""
@@ -321,6 +338,8 @@ class Driver:
 
     async def _driven(self, loop: TurnLoop) -> TurnResult:
         """Drive the open turn, unless someone asks to stop the session meanwhile."""
+        if loop.output_schema is None:
+            loop.output_schema = await self._output_schema()
         work = asyncio.ensure_future(loop.run())
         if self.lease.inbox:
             self._watched.arrived.set()
@@ -365,6 +384,23 @@ class Driver:
                 return False
             await self._children.changed()
         return True
+
+    def _output_type(self) -> Any:
+        agent = self._engine.agents.get(self.state.agent)
+        return None if agent is None else agent.output_type
+
+    async def _output_schema(self) -> dict[str, Any] | None:
+        """Return the schema that the final value of the open turn must fit."""
+        turn = self.state.turn
+        if turn is None:
+            return None
+        place = turn.started_seq
+        page = await self._store.read_events(self.lease.session, after=place - 1, before=place + 1)
+        fact = page[0].fact() if page else None
+        if not isinstance(fact, TurnStarted) or fact.output_schema is None:
+            return None
+        found: Any = await self.journal.value(fact.output_schema)
+        return dict(found)
 
     async def _admit_answers(self, loop: TurnLoop) -> None:
         """Admit what arrives while the turn is driven: a cell may wait for it in place."""
@@ -420,6 +456,7 @@ class Driver:
             model=self._engine.model_of(self.lease.session, settings.model, settings.prices),
             toolsets=warm.toolsets,
             until_moved=self._until_moved,
+            output_type=self._output_type(),
             release=release,
         )
 

@@ -6,8 +6,10 @@ release changes no running session's prompt and a reader sees exactly what the m
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from importlib.resources import files
+from typing import Any
 
 from holdfast.core.records import digest_id
 
@@ -43,6 +45,8 @@ Child sessions from code
 - `budget()` tells what may be spent and what is left: usd, tokens, calls, seconds. A child gets an
   equal share of what is left, or what you say: `budget={"tokens": 5000}`."""
 
+OUTPUT_CARD = "The final value must fit this JSON schema, as plain data (dicts, lists, text): %s"
+
 
 def compose(
     *,
@@ -53,11 +57,14 @@ def compose(
     tool_card: str,
     instructions: str,
     harness: str = "code",
+    output_schema: Mapping[str, Any] | None = None,
 ) -> str:
     """Return the system text of a new session."""
+    wanted = "" if output_schema is None else OUTPUT_CARD % json.dumps(output_schema)
     if harness == "tools":
         # What the tools are is told by their schemas; the rest is the caller's to say.
-        return instructions.strip() + "\n" if instructions.strip() else ""
+        texts = [text.strip() for text in (instructions, wanted) if text.strip()]
+        return "\n\n".join(texts) + "\n" if texts else ""
     base = files("holdfast.runtime").joinpath("prompts/system.md").read_text(encoding="utf-8")
     overlays: Sequence[tuple[str, str]] = (
         ("", base),
@@ -66,6 +73,7 @@ def compose(
         ("", CHILD_CARD % (max_fanout, depth_left) if model_calls and depth_left > 0 else ""),
         ("", ASK_CARD),
         ("Host functions\n", tool_card),
+        ("Final value\n", wanted),
         ("Instructions of the caller\n", instructions),
     )
     return "\n\n".join(title + text.strip() for title, text in overlays if text.strip()) + "\n"

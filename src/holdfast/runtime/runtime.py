@@ -365,6 +365,15 @@ class Runtime(Reads):
             result = await driver.resume(force=force)
             return None if result is None else self._typed(driver.state.agent, result)
 
+    async def retry(self, session: AnySession, *, takeover: bool = False) -> TurnResult | None:
+        """Take up the last turn again if it ended without a value, from where it stood.
+
+        Nothing that is recorded is done again. Where no turn has failed, it is as `resume`.
+        """
+        async with self._claims.driving(_id(session), takeover=takeover) as driver:
+            result = await driver.retry()
+            return None if result is None else self._typed(driver.state.agent, result)
+
     async def compact(
         self, session: AnySession, *strategies: str, takeover: bool = False
     ) -> Compaction | None:

@@ -121,6 +121,10 @@ class Session(Generic[T]):
         """Go on with what is open; see `Runtime.resume`."""
         return await self.runtime.resume(await self._there(), force=force, takeover=takeover)
 
+    async def retry(self, *, takeover: bool = False) -> ResultOf[T] | None:
+        """Take up the last turn again if it ended without a value; see `Runtime.retry`."""
+        return await self.runtime.retry(await self._there(), takeover=takeover)
+
     async def compact(self, *strategies: str, takeover: bool = False) -> Compaction | None:
         """Shorten the transcript now; see `Runtime.compact`."""
         return await self.runtime.compact(await self._there(), *strategies, takeover=takeover)

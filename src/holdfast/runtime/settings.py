@@ -41,6 +41,7 @@ class Settings:
     retry: str = "deadline"  # deadline, off, or a number of attempts
     kernel: str = "auto"  # auto, cpython, monty
     harness: str = "code"  # code, tools
+    prose: str = "retry"  # what a reply without anything to act on is: retry, answer
     profile: str = "default"  # locked_down, default, trusted
     work_area: str = ""  # empty: the current folder
     instructions: str = ""
@@ -139,6 +140,7 @@ AT_LEAST_ONE = (
 )
 CHOICES = {
     "harness": ("code", "tools"),
+    "prose": ("retry", "answer"),
     "kernel": ("auto", "cpython", "monty"),
     "profile": ("locked_down", "default", "trusted"),
 }
@@ -151,6 +153,7 @@ class SettingsOptions(TypedDict, total=False):
     prices: str | None
     retry: str | int | None
     harness: str | None
+    prose: str | None
     kernel: str | None
     profile: str | None
     work_area: str | None

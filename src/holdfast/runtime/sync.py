@@ -255,6 +255,10 @@ class SyncRuntime:
         """Go on with an interrupted turn and with queued messages; None if nothing was open."""
         return self.wait(self.runtime.resume(_id(session), force=force, takeover=takeover))
 
+    def retry(self, session: AnySession, *, takeover: bool = False) -> TurnResult | None:
+        """Take up the last turn again if it ended without a value, from where it stood."""
+        return self.wait(self.runtime.retry(_id(session), takeover=takeover))
+
     def compact(
         self, session: AnySession, *strategies: str, takeover: bool = False
     ) -> Compaction | None:

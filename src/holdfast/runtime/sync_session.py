@@ -101,6 +101,10 @@ class SyncSession(Generic[T]):
         """Go on with what is open; see `Runtime.resume`."""
         return self.runtime.wait(self._session.resume(force=force, takeover=takeover))
 
+    def retry(self, *, takeover: bool = False) -> ResultOf[T] | None:
+        """Take up the last turn again if it ended without a value; see `Runtime.retry`."""
+        return self.runtime.wait(self._session.retry(takeover=takeover))
+
     def compact(self, *strategies: str, takeover: bool = False) -> Compaction | None:
         """Shorten the transcript now; see `Runtime.compact`."""
         return self.runtime.wait(self._session.compact(*strategies, takeover=takeover))

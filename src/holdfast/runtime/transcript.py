@@ -50,12 +50,13 @@ class Transcript:
     number: int = 0
     digest: str = requests.START
 
-    def add(self, message: Message) -> None:
-        """Append one message that this session's log has got."""
+    def add(self, message: Message, *cards: Message) -> None:
+        """Append one message that this session's log has got, and what is told beside it."""
         if message.role == "user" and not self.first_user_text:
             self.first_user_text = message.text
         self.number += 1
-        self.keep(message)
+        for item in (message, *cards):
+            self.keep(item)
 
     def keep(self, message: Message) -> None:
         """Append one message, the session's own or inherited."""

@@ -14,20 +14,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
-from typing import TypeVar
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
 
-from holdfast.core.errors import ModelError
+from holdfast.core.errors import InvalidInput, ModelError
 from holdfast.core.facts import Fact, MessageAppended, StepPut, StepStarted, TurnPut, TurnStatus
 from holdfast.core.heads import EdgeDraft, HeadDraft
 from holdfast.core.messages import Message, observation
-from holdfast.core.payloads import slot
+from holdfast.core.payloads import Slot, slot
 from holdfast.core.state import State, step_reservation
 from holdfast.models.asking import ask, attempts_of
 from holdfast.models.errors import ModelTimeout
 from holdfast.models.port import Delta, Model, ModelReply, ModelRequest
 from holdfast.models.spend import Ceiling, spent
-from holdfast.runtime import budget, results, settle
+from holdfast.runtime import budget, results, schemas, settle
 from holdfast.runtime.blueprint import Blueprint
 from holdfast.runtime.compaction import Compactor
 from holdfast.runtime.harness import Acted, Harness
@@ -41,6 +41,11 @@ from holdfast.runtime.transcript import Transcript, estimate_tokens, message_slo
 from holdfast.stores.port import InboxItem, Transient
 
 _T = TypeVar("_T")
+
+PROSE_REPLIES = 3
+"""So many replies in a row without anything to act on end a turn."""
+INVALID = "output_invalid"
+REPAIR = "%s. Call FINAL again with a value that fits; this is the only chance to repair it."
 
 
 class DrivingTimeUsedUp(Exception):
@@ -67,6 +72,9 @@ class TurnLoop:
     toolsets: tuple[Toolset, ...]
     until_moved: Callable[[], Awaitable[bool]]
     """Waits while children are driven here; tells whether what waited for them can go on."""
+    output_schema: dict[str, Any] | None = None
+    """What the final value of the open turn must fit."""
+    output_type: Any = None
     release: bool = False
     """Whether the batch of a final value gives the lease back: nothing is driven after it."""
     steering: list[Steering] = field(default_factory=list)
@@ -264,13 +272,68 @@ class TurnLoop:
         acted = await self._within_time(self.harness.act(self.transcript.messages[-1]))
         if acted.waits:
             return None
-        return await self._observe(acted)
+        if acted.prose:
+            return await self._prose(acted)
+        misfit = None if acted.final is None else await self._misfit(acted.final)
+        if misfit is None:
+            return await self._observe(acted)
+        if await self._repair_was_asked():
+            return await self._observe(replace(acted, final=None), failure=(INVALID, misfit))
+        return await self._observe(replace(acted, final=None), card=REPAIR % misfit)
 
-    async def _observe(self, acted: Acted) -> TurnResult | None:
-        """Append what came of a reply: what the model sees next or, with a value, the end."""
+    async def _prose(self, acted: Acted) -> TurnResult | None:
+        """Take a reply without anything to act on as the answer, or bear with a few of them."""
+        turn = self.state.turn
+        assert turn is not None
+        if self.blueprint.settings.prose == "answer":
+            final = slot(self.transcript.messages[-1].text, "final")
+            misfit = await self._misfit(final)
+            if misfit is None:
+                return await self._observe(Acted(final=final))
+        if turn.prose + 1 < PROSE_REPLIES:
+            return await self._observe(acted)
+        text = f"the model replied {PROSE_REPLIES} times in a row without anything to act on"
+        return await self._observe(acted, failure=("no_action", text))
+
+    async def _misfit(self, final: Slot) -> str | None:
+        """Return why a final value does not fit what the turn asks for; None where it does."""
+        if self.output_schema is None:
+            return None
+        value = await self.journal.value(final)
+        try:
+            schemas.check(self.output_schema, value, "the final value")
+            if self.output_type is not None and schemas.of(self.output_type) == self.output_schema:
+                schemas.convert(self.output_type, value, "the final value")
+        except InvalidInput as error:
+            return str(error)
+        return None
+
+    async def _repair_was_asked(self) -> bool:
+        """Tell whether the open turn has had its one request to repair a final value."""
+        turn = self.state.turn
+        assert turn is not None
+        after = turn.started_seq
+        types = [MessageAppended.TYPE]
+        session = self.journal.session
+        while page := await self.journal.store.read_events(session, after=after, types=types):
+            for event in page:
+                fact = event.fact()
+                if isinstance(fact, MessageAppended) and fact.role == "observation" and fact.card:
+                    return True
+            after = page[-1].seq
+        return False
+
+    async def _observe(
+        self, acted: Acted, *, card: str = "", failure: tuple[str, str] | None = None
+    ) -> TurnResult | None:
+        """Append what came of a reply: what the model sees next or, with a value, the end.
+
+        `card` is told beside the last message. A failure, by its code and message, ends the turn.
+        """
         turn = self.state.turn
         assert turn is not None
         written = [message_slots(message) for message in acted.messages]
+        shown = [*acted.messages, *([observation(card)] if card else [])]
         put: TurnPut | None = None
 
         def batch(state: State) -> list[Fact]:
@@ -284,17 +347,23 @@ class TurnLoop:
                     turn=turn.turn,
                     step=turn.step,
                     prose=acted.prose,
+                    card=slot(card, "message") if card and index == len(written) - 1 else None,
                 )
                 for index, (content, _) in enumerate(written)
             ]
-            if acted.final is None:
+            if failure is not None:
+                why = settle.problem(*failure)
+                put = settle.turn_put(state, "failed", acted.facts, why=why)
+                after: list[Fact] = [put]
+            elif acted.final is None:
                 # What steers is shown first; the loop then starts the step.
-                after = [] if self.steering else self.first_step(state, turn.turn, *acted.messages)
+                after = [] if self.steering else self.first_step(state, turn.turn, *shown)
             else:
                 put = settle.turn_put(state, "final", acted.facts, final=acted.final)
                 after = [put]
             return [*acted.facts, *seen, *after]
 
+        put_due = acted.final is not None or failure is not None
         head, edges = None, list[EdgeDraft]()
         if acted.final is not None:
             kept = acted.vars or self.state.vars
@@ -305,11 +374,13 @@ class TurnLoop:
             head=head,
             edges=edges,
             payloads=[*acted.payloads, *(part for _, parts in written for part in parts)],
-            posts=settle.posts(self.state) if acted.final is not None else acted.posts,
+            posts=settle.posts(self.state) if put_due else acted.posts,
             release=self.release and acted.final is not None,
         )
         for message in acted.messages:
             self.transcript.add(message)
+        if card:
+            self.transcript.keep(observation(card))
         if put is None:
             return None
         return await results.of(self.journal.store, self.journal.session, put, head=self.state.head)

@@ -116,6 +116,9 @@ async def kept_entries(
             fact = event.fact()
             if isinstance(fact, MessageAppended):
                 yield Kept(event.seq, fact.role, fact.content, turn=fact.turn)
+                if fact.card is not None:
+                    # To the model it is a message of its own, beside what was said.
+                    yield Kept(event.seq, "observation", fact.card, turn=fact.turn)
         after = page[-1].seq
 
 
