@@ -6,6 +6,8 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import holdfast
 from holdfast.models.port import ModelRequest
 from holdfast.stores.port import SessionFilter
@@ -391,3 +393,52 @@ async def test_a_cell_that_read_a_file_sees_it_again_when_its_children_were_slow
     result = await (await runtime.start(work_area=str(tmp_path))).send("root")
     assert isinstance(result, holdfast.Final), result
     assert result.value == ["as it was", 1, 1]
+
+
+async def test_a_value_that_is_not_what_was_asked_for_is_a_failed_child(lab: Lab) -> None:
+    code = """
+schema = {'type': 'object', 'required': ['n'], 'properties': {'n': {'type': 'integer'}}}
+FINAL([map_rlm(['good', 'bad'], output=schema), map_rlm(['good'], output='text')])
+"""
+
+    def respond(request: ModelRequest) -> str:
+        if request.first_user_text == "root":
+            return cell(code)
+        good = request.first_user_text.startswith("good")
+        return cell("FINAL({'n': 1})" if good else "FINAL({'n': 'one'})")
+
+    runtime = await lab.open(respond)
+    result = await (await runtime.start()).send("root")
+    assert isinstance(result, holdfast.Final), result
+    (good, bad), (text,) = result.value
+    assert good["value"] == {"n": 1}
+    assert "JSON schema" in next(r for r in lab.requests if "good" in r.prompt).first_user_text
+    assert bad["error"].startswith("invalid_output: ")
+    assert text["error"] == "invalid_output: the value is a dict, not a text"
+
+
+async def test_a_deep_and_wide_tree_ends(lab: Lab) -> None:
+    await tree_ends(lab, depth=5, width=12)
+
+
+@pytest.mark.soak
+async def test_a_very_deep_and_very_wide_tree_ends(lab: Lab) -> None:
+    await tree_ends(lab, depth=20, width=500)
+
+
+async def tree_ends(lab: Lab, *, depth: int, width: int) -> None:
+    def respond(request: ModelRequest) -> str:
+        task = request.first_user_text
+        if task == "root":
+            return cell(f"FINAL([rlm('down 1')['value'], map_rlm(['leaf'] * {width})])")
+        level = int(task.split()[1]) if task.startswith("down") else depth
+        if level < depth:
+            return cell(f"FINAL(rlm('down {level + 1}')['value'] + 1)")
+        return cell("FINAL(1)")
+
+    runtime = await lab.open(respond)
+    result = await (await runtime.start(max_depth=depth, max_fanout=width)).send("root")
+    assert isinstance(result, holdfast.Final), result
+    deep, wide = result.value
+    assert deep == depth
+    assert [one["value"] for one in wide] == [1] * width

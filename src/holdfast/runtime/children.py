@@ -16,13 +16,20 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
-from holdfast.core.errors import InboxConsumed, InvalidRecord, NotFound, SessionDeleted
+from holdfast.core import values
+from holdfast.core.errors import (
+    InboxConsumed,
+    InvalidInput,
+    InvalidRecord,
+    NotFound,
+    SessionDeleted,
+)
 from holdfast.core.facts import BudgetSettled, CallRequested, CallResolved, Fact, SessionStarted
 from holdfast.core.forms import fact_from_data
 from holdfast.core.heads import EdgeDraft
 from holdfast.core.payloads import Slot, slot
 from holdfast.core.state import PendingCall, State, call_reservation, plus
-from holdfast.runtime import results
+from holdfast.runtime import results, schemas
 from holdfast.runtime.results import Final, TurnResult
 from holdfast.stores.port import InboxDraft, SessionStore
 from holdfast.views.values import hydrate, read_value
@@ -164,13 +171,41 @@ async def _resolved(
         "cost": spend.usd,
     }
     about: dict[str, Any] = {"call_id": call.call_id, "wait": call.wait}
-    if isinstance(result, Final):
-        envelope = _with_value(result.value) | envelope
-        return CallResolved(outcome="ok", result=slot(envelope, "answer"), **about)
     text = getattr(result, "error", "") or f"the child ended as {result.status}"
-    envelope["error"] = text = f"{result.status}: {text}"
+    text = f"{result.status}: {text}"
+    if isinstance(result, Final):
+        problem = _misfit(asked["output"], result.value)
+        if problem is None:
+            envelope = _with_value(result.value) | envelope
+            return CallResolved(outcome="ok", result=slot(envelope, "answer"), **about)
+        text = f"invalid_output: {problem}"
+    envelope["error"] = text
     why = slot(f"{FAILED}: {text}", "error")
     return CallResolved(outcome="error", result=slot(envelope, "answer"), error=why, **about)
+
+
+def asked_for(output: Any) -> str:
+    """Return what a child is told of the value that its parent asked for; empty for any."""
+    if output is None:
+        return ""
+    if isinstance(output, dict):
+        schema = values.encode_json(output).decode()
+        return f"\n\nGive FINAL a value that fits this JSON schema: {schema}"
+    return f"\n\nGive FINAL {'a text' if output == 'text' else 'a value that JSON can hold'}."
+
+
+def _misfit(output: Any, value: Any) -> str | None:
+    """Return why a value is not what was asked for; None where it is."""
+    try:
+        if isinstance(output, dict):
+            schemas.check(output, value)
+        elif output == "json":
+            schemas.plain_of(value)
+    except InvalidInput as error:
+        return str(error)
+    if output == "text" and not isinstance(value, str):
+        return f"the value is a {type(value).__name__}, not a text"
+    return None
 
 
 def _with_value(value: Any) -> dict[str, Any]:

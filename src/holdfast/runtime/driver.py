@@ -30,7 +30,7 @@ from holdfast.core.state import State, lost_leaves
 from holdfast.runtime import blueprint as blueprints
 from holdfast.runtime import budget, inbox, inputs, results, settle
 from holdfast.runtime.blueprint import Blueprint
-from holdfast.runtime.children import STOP_KEY, TASK_KEY, Children, is_wanted, report
+from holdfast.runtime.children import STOP_KEY, TASK_KEY, Children, asked_for, is_wanted, report
 from holdfast.runtime.compaction import Compaction
 from holdfast.runtime.engine import Engine
 from holdfast.runtime.harness import Harness
@@ -466,7 +466,8 @@ class Driver:
         assert driving is not None
 
         def message(task: str, inputs: Mapping[str, Any], output: Any) -> InboxDraft:
-            return Work(messages.user(task), dict(inputs)).draft(TASK_KEY)
+            text = task + asked_for(output)
+            return Work(messages.user(text), dict(inputs)).draft(TASK_KEY)
 
         return Children(
             log=self.journal,
