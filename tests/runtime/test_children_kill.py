@@ -7,7 +7,11 @@ process; children that had ended are not run again, and no stored answer is paid
 
 from __future__ import annotations
 
+import asyncio
+import signal
+import sys
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,7 +22,10 @@ from holdfast.models.scripted import ScriptedModel
 from holdfast.stores.memory.store import MemorySessionStore
 from holdfast.stores.verify import verify
 
+from .children import tree
 from .conftest import Lab, cell
+
+TREE = Path(tree.__file__)
 
 SCRIPTS = {
     "root": [
@@ -141,3 +148,33 @@ async def test_a_tree_cut_off_at_any_append_is_finished_by_resuming_its_root(sta
             break
         cuts += 1
     assert cuts >= 5
+
+
+@pytest.mark.parametrize(
+    ("kind", "at"), [("sqlite", 6), ("sqlite", 13), ("sqlite", 20), ("files", 16)]
+)
+async def test_a_process_killed_in_mid_tree_loses_nothing_and_pays_nothing_twice(
+    kind: str, at: int, tmp_path: Path
+) -> None:
+    url = f"{kind}:{tmp_path / 'store'}"
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, str(TREE), url, str(tmp_path), str(at), "after"),
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    _, errors = await process.communicate()
+    assert process.returncode == -signal.SIGKILL, errors.decode()
+    witness = tmp_path / "witness"
+    before = Counter(witness.read_text().splitlines()) if witness.exists() else Counter()
+    model = tree.model(witness)
+    async with await holdfast.open(url, model=model) as runtime:
+        found = (await runtime.store.list_sessions()).sessions
+        stored = sum([(await runtime.state(info.id)).spend.calls for info in found])
+        result = await runtime.resume("root")
+        assert isinstance(result, holdfast.Final), result
+        assert result.value == tree.ANSWER
+        for info in (await runtime.store.list_sessions()).sessions:
+            assert (await verify(runtime.store, info.id)).ok
+    after = Counter(witness.read_text().splitlines())
+    again = sum((after - before).values()) - (len(after) - len(before))
+    assert again <= sum(before.values()) - stored, "what the log had was asked again"
