@@ -154,6 +154,16 @@ def test_payloads_are_exact_in_a_pipe(work):
     assert work.json("payload", "a", "sha256:" + "0" * 64, code=2)["error"]["code"] == "invalid_ref"
 
 
+def test_a_session_is_replayed_from_its_log(work):
+    document = work.json("replay", "a")
+    check(document, "replay")
+    (replayed,) = document["replays"]
+    assert (replayed["difference"], replayed["turns"], replayed["cells"]) == (None, 2, 2)
+    work.inside("export", "a", "-o", "a.holdfast")
+    told = work.inside("replay", "--export", "a.holdfast").stdout
+    assert "2 turns, 3 steps, 2 cells replayed without divergence" in told
+
+
 def test_the_context_is_shown_and_compacted(work):
     document = work.json("context", "a")
     check(document, "context")

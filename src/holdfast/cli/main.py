@@ -41,6 +41,7 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "tree": ("lineage", "Show parents, forks and children, and what they cost."),
         "graph": ("lineage", "Print the tree as a graph for Graphviz or Mermaid."),
         "diff": ("lineage", "Show the first divergence of two sessions."),
+        "replay": ("replay", "Execute a session again from its log, and compare."),
         "context": ("context", "Show what the model would be sent now, and why."),
         "vars": ("payloads", "List the variables at the last checkpoint."),
         "payload": ("payloads", "Print a stored value."),

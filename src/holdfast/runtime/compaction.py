@@ -13,11 +13,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from holdfast.core.errors import InvalidInput, ModelError, SessionBusy
 from holdfast.core.facts import CompactionFailed, Fact, MessageAppended, SessionCompacted
 from holdfast.core.heads import EdgeDraft, HeadDraft
 from holdfast.core.messages import user
+from holdfast.core.payloads import Slot
 from holdfast.core.state import State
 from holdfast.models.asking import ask, attempts_of, ceiling_of
 from holdfast.models.port import Attempt, Model, ModelReply, ModelRequest
@@ -35,6 +37,9 @@ from holdfast.runtime.transcript import (
 )
 from holdfast.views.messages import covered, kept_entries, read_message
 from holdfast.views.variables import VariableView, read_variables
+
+if TYPE_CHECKING:
+    from holdfast.runtime.recordings import SessionRecording
 
 logger = logging.getLogger("holdfast.runtime")
 
@@ -79,6 +84,7 @@ class Compactor:
     transcript: Transcript
     model: Model
     edges: Sequence[EdgeDraft] = ()
+    replay: SessionRecording | None = None
 
     @property
     def _state(self) -> State:
@@ -92,6 +98,8 @@ class Compactor:
 
     async def between_turns(self, coming: int) -> Compaction | None:
         """Compact above the soft limit, before a turn whose message takes `coming` tokens."""
+        if self.replay is not None:
+            return await self._repeat(self.replay)
         settings = self.blueprint.settings
         soft = self._limit(settings.context_soft_percent)
         if not settings.context_tokens or self.transcript.tokens + coming <= soft:
@@ -102,6 +110,8 @@ class Compactor:
 
     async def inside_turn(self) -> Compaction | None:
         """Compact above the hard limit, at a boundary between two steps."""
+        if self.replay is not None:
+            return await self._repeat(self.replay)
         settings = self.blueprint.settings
         hard = self._limit(settings.context_hard_percent)
         return await self._compact(settings.strategies, hard * KEEP_PERCENT // 100, hard, 0)
@@ -212,6 +222,23 @@ class Compactor:
         both = made.strategy if made.strategy == EVICT else f"{made.strategy}+{EVICT}"
         return replace(made, strategy=both, entries=stubs, last=last or made.last)
 
+    async def _repeat(self, replay: SessionRecording) -> Compaction | None:
+        """Compact as the recording did at this point of the transcript, if it did."""
+        found = await replay.compaction(self._state.next("message"))
+        if found is None:
+            return None
+        fact, payloads, message = found
+        # The span ends with the same message, which may stand elsewhere in this log.
+        last = 1
+        events = await self.journal.store.read_events(
+            self.journal.session, types=[MessageAppended.TYPE, SessionCompacted.TYPE]
+        )
+        for event in events:
+            if event.data["message"] <= message:
+                last = event.seq
+        repeated = replace(fact, span=[1, last], content=payloads[0], reservation=None)
+        return await self._write([repeated], payloads[1:], (1, last), fact.strategy, 0)
+
     async def _entries(self) -> list[Entry]:
         store, session, state = self.journal.store, self.journal.session, self._state
         return [
@@ -297,39 +324,45 @@ class Compactor:
     async def _store(self, made: _Rewritten, before: int) -> Compaction:
         content, small = compacted_content([entry.kept for entry in made.entries])
         reply = made.reply
-        vars_ = self._state.vars
+        settled = _settled(made)
+        lost = [
+            fact for fact in settle.compaction_lost(self._state) if fact.reservation not in settled
+        ]
+        fact = SessionCompacted(
+            message=self._state.next("message"),
+            content=content,
+            span=[1, made.last],
+            strategy=made.strategy,
+            prompt_version=None if reply is None else strategies.PROMPT_VERSION,
+            reservation=made.reservation,
+            model=None if reply is None else reply.model,
+            usage=None if reply is None else reply.usage.to_record(),
+            cost_usd=None if reply is None else reply.cost_usd,
+        )
+        facts = [*lost, *made.before, fact]
+        return await self._write(facts, small, (1, made.last), made.strategy, before)
 
-        def build(state: State) -> list[Fact]:
-            lost = [
-                fact
-                for fact in settle.compaction_lost(state)
-                if fact.reservation not in _settled(made)
-            ]
-            return [
-                *lost,
-                *made.before,
-                SessionCompacted(
-                    message=state.next("message"),
-                    content=content,
-                    span=[1, made.last],
-                    strategy=made.strategy,
-                    prompt_version=None if reply is None else strategies.PROMPT_VERSION,
-                    reservation=made.reservation,
-                    model=None if reply is None else reply.model,
-                    usage=None if reply is None else reply.usage.to_record(),
-                    cost_usd=None if reply is None else reply.cost_usd,
-                ),
-            ]
-
-        places = len(build(self._state))
-        head = HeadDraft(kind="compaction", vars=vars_, compact_from=self._state.seq + places)
-        done = await self.journal.append(build, head=head, edges=self.edges, payloads=small)
+    async def _write(
+        self,
+        facts: Sequence[Fact],
+        payloads: Sequence[Slot],
+        span: tuple[int, int],
+        strategy: str,
+        before: int,
+    ) -> Compaction:
+        """Append a compaction with its head, and take up what is kept from here on."""
+        head = HeadDraft(
+            kind="compaction", vars=self._state.vars, compact_from=self._state.seq + len(facts)
+        )
+        done = await self.journal.append(
+            lambda _: facts, head=head, edges=self.edges, payloads=payloads
+        )
         self.transcript.replace(await load_transcript(self.journal.store, self._state))
         return Compaction(
             session=self.journal.session,
             seq=done.state.compact_from or 0,
-            span=(1, made.last),
-            strategy=made.strategy,
+            span=span,
+            strategy=strategy,
             tokens_before=before,
             tokens_after=self.transcript.tokens,
             head=self._state.head,

@@ -457,6 +457,7 @@ class Driver:
             toolsets=warm.toolsets,
             until_moved=self._until_moved,
             output_type=self._output_type(),
+            replay=self._engine.replay,
             release=release,
         )
 

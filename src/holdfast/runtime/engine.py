@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from holdfast.core.errors import AgentMissing, InvalidSettings
 from holdfast.kernels.choose import Kernels
@@ -21,6 +21,9 @@ from holdfast.runtime.inbox import InboxWatcher
 from holdfast.runtime.leaf_gate import LeafGate
 from holdfast.runtime.settings import Resolved
 from holdfast.stores.port import SessionStore
+
+if TYPE_CHECKING:
+    from holdfast.runtime.recordings import SessionRecording
 
 logger = logging.getLogger("holdfast.runtime")
 
@@ -45,6 +48,8 @@ class Engine:
         self.inboxes = InboxWatcher(store)
         self.driving: Driving | None = None
         """What drives other sessions of this process: the children of the one at hand."""
+        self.replay: SessionRecording | None = None
+        """The recording that calls and clocks are taken from, where a session is replayed."""
         self._models: dict[str, Model] = {}
         for model in models:
             self.add_model(model)

@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from holdfast.core.errors import InvalidInput, ModelError
 from holdfast.core.facts import Fact, MessageAppended, StepPut, StepStarted, TurnPut, TurnStatus
@@ -39,6 +39,9 @@ from holdfast.runtime.results import TurnResult
 from holdfast.runtime.tools import Toolset, transient_text
 from holdfast.runtime.transcript import Transcript, estimate_tokens, message_slots, size_of
 from holdfast.stores.port import InboxItem, Transient
+
+if TYPE_CHECKING:
+    from holdfast.runtime.recordings import SessionRecording
 
 _T = TypeVar("_T")
 
@@ -75,6 +78,7 @@ class TurnLoop:
     output_schema: dict[str, Any] | None = None
     """What the final value of the open turn must fit."""
     output_type: Any = None
+    replay: SessionRecording | None = None
     release: bool = False
     """Whether the batch of a final value gives the lease back: nothing is driven after it."""
     steering: list[Steering] = field(default_factory=list)
@@ -142,7 +146,14 @@ class TurnLoop:
     @property
     def compactor(self) -> Compactor:
         """Return what shortens the transcript."""
-        return Compactor(self.journal, self.blueprint, self.transcript, self.model, self._lineage())
+        return Compactor(
+            self.journal,
+            self.blueprint,
+            self.transcript,
+            self.model,
+            self._lineage(),
+            self.replay,
+        )
 
     def _context(self) -> int:
         """Return about how many tokens the next call sends."""

@@ -8,7 +8,7 @@ two differ, and what a fork shares with its source is not read twice.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -74,15 +74,18 @@ class _Stretch:
     after: int = 0
 
 
-async def divergence(store: SessionStore, one: str, other: str) -> Divergence:
-    """Return where the histories of two sessions part."""
+async def divergence(
+    store: SessionStore, one: str, other: str, *, without: Collection[str] = ()
+) -> Divergence:
+    """Return where the histories of two sessions part; moments `without` are not compared."""
     first, second = await _line(store, one), await _line(store, other)
     relation, ancestor = _relation(first, second)
     shared, first, second = _without_shared(first, second)
     common, turns, last = 0, 0, None
     async for moment in _moments(store, shared):
         common, turns, last = common + 1, turns + (moment.kind == "turn"), moment
-    left, right = aiter(_moments(store, first)), aiter(_moments(store, second))
+    left = aiter(_compared(_moments(store, first), without))
+    right = aiter(_compared(_moments(store, second), without))
     while True:
         a, b = await anext(left, None), await anext(right, None)
         if a is None and b is None:
@@ -94,6 +97,14 @@ async def divergence(store: SessionStore, one: str, other: str) -> Divergence:
             )
             return Divergence(relation, ancestor, common, turns, last, *sides)
         common, turns, last = common + 1, turns + (a.kind == "turn"), a
+
+
+async def _compared(
+    moments: AsyncIterator[Moment], without: Collection[str]
+) -> AsyncIterator[Moment]:
+    async for moment in moments:
+        if moment.kind not in without:
+            yield moment
 
 
 async def _line(store: SessionStore, session_id: str) -> list[_Stretch]:

@@ -209,7 +209,14 @@ class CodeHarness:
             **dict.fromkeys(question.NAMES, questions),
         }
 
+        replay, started_at = self._engine.replay, turn.cell_at
+        if replay is not None:
+            recorded, at = await replay.cell(number)
+            started_at = at or started_at
+
         async def on_call(call: HostCall) -> HostAnswer:
+            if replay is not None:
+                return await replay.refuse(number, call)
             return await by_name.get(call.function, tools).call(call)
 
         started = time.monotonic()
@@ -217,7 +224,7 @@ class CodeHarness:
         status: EvalStatus = "died"
         try:
             kernel = await self._opened()
-            result = await self._evaluated(kernel, code, turn, recorded, on_call)
+            result = await self._evaluated(kernel, code, started_at, recorded, on_call)
             if result.status == "waiting":
                 self._waiting = [id_of(number, key) for key in result.waiting]
                 return None
@@ -265,13 +272,13 @@ class CodeHarness:
         self,
         kernel: KernelSession,
         code: str,
-        turn: OpenTurn,
+        started_at: str,
         recorded: Sequence[RecordedCall],
         on_call: Any,
     ) -> CellResult:
         result = await kernel.evaluate(
             code,
-            started_at_ns=nanoseconds(turn.cell_at),
+            started_at_ns=nanoseconds(started_at),
             on_call=on_call,
             recorded=recorded,
             recorded_files=[item for call in recorded for item in call.files],

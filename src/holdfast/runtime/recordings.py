@@ -1,0 +1,313 @@
+"""Recordings: what a log has of one session, as a replay needs it.
+
+The replies of models, the calls of every cell with their answers, when each cell started, what the
+turns were asked, and where the transcript was compacted. Everything is read from a store, so a live
+session, a store of another run and an export are recordings alike.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from msgspec import structs
+
+from holdfast.core.events import Event
+from holdfast.core.facts import (
+    CallRequested,
+    CallResolved,
+    EvalAdded,
+    LeafCalled,
+    MessageAppended,
+    SessionCompacted,
+    StepPut,
+    StepStarted,
+    TurnPut,
+    TurnStarted,
+)
+from holdfast.core.messages import Message, Text, assistant, user
+from holdfast.core.payloads import Slot, manifest_slots
+from holdfast.core.state import empty
+from holdfast.kernels.port import CallKey, HostAnswer, HostCall, RecordedCall
+from holdfast.models.port import ModelReply, Usage
+from holdfast.models.recorded import LeafKey, RecordedAnswer, RecordedSession, Recording
+from holdfast.runtime import inputs, strategies
+from holdfast.runtime.calls import Ledger, Recorded, in_order, nanoseconds, pages
+from holdfast.runtime.handlers.leaf import LeafHandler
+from holdfast.runtime.journal import Journal
+from holdfast.runtime.leaf_gate import LeafGate
+from holdfast.runtime.settings import Settings
+from holdfast.stores.port import SessionStore
+from holdfast.views.messages import Kept, kept_entries, read_message
+from holdfast.views.values import hydrate
+
+TYPES = (
+    *(TurnStarted.TYPE, TurnPut.TYPE, StepStarted.TYPE, StepPut.TYPE, MessageAppended.TYPE),
+    *(EvalAdded.TYPE, LeafCalled.TYPE, CallRequested.TYPE, CallResolved.TYPE),
+    SessionCompacted.TYPE,
+)
+NOT_REPEATED = frozenset({"died", "diverged", "unknown", "limit"})
+"""How cells end that a second run need not end by."""
+
+
+@dataclass(slots=True)
+class RecordedTurn:
+    """One turn: what it was asked, and how it ended."""
+
+    turn: int
+    inputs: dict[str, Any]
+    message: Message | None = None
+    status: str = "open"
+    error: Any = None
+    broken: str = ""  # why it cannot be replayed to its end
+
+
+@dataclass(slots=True)
+class RecordedCell:
+    """One evaluated cell: when it started and which calls it made."""
+
+    started_at: str = ""
+    status: str = ""
+    calls: dict[CallKey, Recorded] = field(default_factory=dict)
+    leaves: list[tuple[Event, LeafCalled]] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class SessionRecording:
+    """All that a replay takes from the log of one session."""
+
+    store: SessionStore
+    session: str
+    model: RecordedSession
+    leaves: dict[LeafKey, deque[RecordedAnswer]] = field(default_factory=dict)
+    turns: list[RecordedTurn] = field(default_factory=list)
+    cells: dict[int, RecordedCell] = field(default_factory=dict)
+    requests: list[str | None] = field(default_factory=list)
+    compactions: dict[int, tuple[SessionCompacted, int]] = field(default_factory=dict)
+    tools: dict[str, deque[tuple[CallRequested, CallResolved]]] = field(default_factory=dict)
+    unrecorded: list[tuple[int, str]] = field(default_factory=list)
+
+    def recording(self) -> Recording:
+        """Return the model calls."""
+        return Recording([self.model], self.leaves)
+
+    async def cell(self, number: int) -> tuple[list[RecordedCall], str | None]:
+        """Return the calls of a cell with their answers, and when it started."""
+        found = self.cells.get(number)
+        if found is None:
+            return [], None
+        journal = cast(Journal, _Reader(self.store, self.session, found.started_at))
+        ledger = Ledger(journal, 0, 0, number, found.calls, found.leaves)
+        leaves = LeafHandler(
+            ledger=ledger,
+            model=cast(Any, None),
+            settings=Settings(),
+            gate=LeafGate(1),
+            first_user_text="",
+        )
+        calls = [*await leaves.recorded(), *await ledger.recorded_calls()]
+        return in_order(calls), found.started_at
+
+    async def refuse(self, number: int, call: HostCall) -> HostAnswer:
+        """Take note of a call that the recording does not have; nothing is dispatched."""
+        self.unrecorded.append((number, call.function))
+        found = self.cells.get(number)
+        at = nanoseconds(found.started_at) if found is not None and found.started_at else 0
+        text = f"the recording has no such call of {call.function}"
+        return HostAnswer.failed("ReplayDivergence", text, at)
+
+    async def compaction(self, message: int) -> tuple[SessionCompacted, list[Slot], int] | None:
+        """Return the compaction that was made as this message, with the bytes that it refers to.
+
+        And up to which message it stands for what was said.
+        """
+        found = self.compactions.get(message)
+        if found is None:
+            return None
+        fact, last = found
+        content = await hydrate(self.store, self.session, fact.content)
+        queue, payloads = [content], [content]
+        while queue:
+            item = queue.pop()
+            for part in manifest_slots(item, item.data or b""):
+                whole = await hydrate(self.store, self.session, part)
+                payloads.append(whole)
+                queue.append(whole)
+        return fact, payloads, last
+
+
+class _Reader:
+    """The part of a journal that reads values; a recording is never written."""
+
+    def __init__(self, store: SessionStore, session: str, at: str) -> None:
+        self.store, self.session = store, session
+        self.state = structs.replace(empty(session), updated_at=at)
+
+    async def hydrate(self, item: Slot) -> Slot:
+        return await hydrate(self.store, self.session, item)
+
+    async def value(self, item: Slot) -> object:
+        return (await self.hydrate(item)).value()
+
+
+async def load_recording(store: SessionStore, session: str) -> SessionRecording:
+    """Read the recording of a session from its log."""
+    reader = _Loader(store, session)
+    async for event in pages(store, session, 0, TYPES):
+        await reader.take(event, event.fact())
+    return reader.found
+
+
+class _Loader:
+    def __init__(self, store: SessionStore, session: str) -> None:
+        self.found = SessionRecording(store, session, RecordedSession(session, ""))
+        self._store, self._session = store, session
+        self._cell_at = ""
+        self._asked: dict[str, CallRequested] = {}
+        self._digest: str | None = None
+        self._messages: list[tuple[int, int]] = []  # seq and number
+        self._reply: Message | None = None
+
+    async def _value(self, item: Slot | None) -> Any:
+        if item is None:
+            return None
+        return (await hydrate(self._store, self._session, item)).value()
+
+    def _cell(self, number: int) -> RecordedCell:
+        return self.found.cells.setdefault(number, RecordedCell(self._cell_at))
+
+    async def take(self, event: Event, fact: Any) -> None:
+        found = self.found
+        match fact:
+            case TurnStarted():
+                given = {name: await self._value(item) for name, item in fact.inputs.items()}
+                found.turns.append(RecordedTurn(fact.turn, given))
+            case TurnPut() if fact.status not in ("open", "interrupted"):
+                found.turns[-1].status = fact.status
+                found.turns[-1].error = await self._value(fact.error)
+            case MessageAppended():
+                await self._message(event, fact)
+            case StepStarted():
+                self._digest = fact.request
+            case StepPut():
+                await self._step(event, fact)
+            case EvalAdded():
+                self._cell(fact.eval).status = fact.status
+                self._cell_at = event.at
+                if fact.status in NOT_REPEATED and found.turns:
+                    found.turns[-1].broken = f"cell {fact.eval} ended as {fact.status}"
+            case SessionCompacted():
+                await self._compacted(event, fact)
+            case _:
+                await self._call(event, fact)
+
+    async def _call(self, event: Event, fact: Any) -> None:
+        match fact:
+            case LeafCalled():
+                await self._leaf(event, fact)
+            case CallRequested():
+                self._asked[fact.call_id] = fact
+                if fact.eval is not None:
+                    key = CallKey(fact.name, fact.digest or "", fact.occurrence or 0)
+                    self._cell(fact.eval).calls[key] = Recorded(fact)
+            case CallResolved():
+                self._resolved(event, fact)
+
+    async def _message(self, event: Event, fact: MessageAppended) -> None:
+        self._messages.append((event.seq, fact.message))
+        message = await read_message(self._store, self._session, fact.role, fact.content)
+        if fact.role == "assistant":
+            self._reply = message
+        elif fact.role == "user":
+            self._asked_by(message, fact)
+
+    def _asked_by(self, message: Message, fact: MessageAppended) -> None:
+        found = self.found
+        if not found.model.first_user_text:
+            found.model.first_user_text = message.text
+        if found.turns and found.turns[-1].message is None and fact.turn == found.turns[-1].turn:
+            found.turns[-1].message = without_card(message, inputs.cards(found.turns[-1].inputs))
+        elif found.turns and fact.input is not None:
+            found.turns[-1].broken = f"message {fact.message} came while it was worked on"
+
+    async def _step(self, event: Event, fact: StepPut) -> None:
+        self._cell_at = event.at
+        if fact.status == "unknown":
+            return  # lost in a crash, and made again
+        self.found.requests.append(self._digest)
+        if fact.status == "replied" and self._reply is not None:
+            reply = ModelReply(
+                self._reply,
+                fact.model or "recorded",
+                usage=Usage.from_record(fact.usage or {}),
+                cost_usd=fact.cost_usd,
+                price_table=fact.price_table,
+                latency_ms=fact.latency_ms or 0,
+                finish_reason=fact.finish_reason,
+            )
+            self.found.model.steps.append(RecordedAnswer(reply))
+        else:
+            problem = await self._value(fact.error) or {}
+            answer = RecordedAnswer(None, problem.get("code", ""), problem.get("message", ""))
+            self.found.model.steps.append(answer)
+        self._reply = None
+
+    async def _leaf(self, event: Event, fact: LeafCalled) -> None:
+        self._cell(fact.eval).leaves.append((event, fact))
+        if fact.status == "unknown":
+            return
+        asked = await self._value(fact.request)
+        key = (asked["prompt"], asked.get("system", ""))
+        answer = RecordedAnswer()
+        if fact.reply is not None:
+            usage = Usage.from_record(fact.usage or {})
+            text = assistant(str(await self._value(fact.reply)))
+            answer = RecordedAnswer(
+                ModelReply(text, fact.model or "recorded", usage=usage, cost_usd=fact.cost_usd)
+            )
+        else:
+            problem = await self._value(fact.error) or {}
+            answer = RecordedAnswer(None, problem.get("code", ""), problem.get("message", ""))
+        self.found.leaves.setdefault(key, deque()).append(answer)
+
+    def _resolved(self, event: Event, fact: CallResolved) -> None:
+        asked = self._asked.get(fact.call_id)
+        if asked is None:
+            return
+        if asked.eval is None:
+            self.found.tools.setdefault(asked.name, deque()).append((asked, fact))
+            return
+        key = CallKey(asked.name, asked.digest or "", asked.occurrence or 0)
+        done = self._cell(asked.eval).calls[key]
+        done.resolved, done.seq, done.at = fact, event.seq, event.at
+
+    async def _compacted(self, event: Event, fact: SessionCompacted) -> None:
+        span = fact.span[1] if len(fact.span) == 2 else event.seq
+        last = max((number for seq, number in self._messages if seq <= span), default=0)
+        self._messages.append((event.seq, fact.message))
+        self.found.compactions[fact.message] = (fact, last)
+        if fact.prompt_version is None:
+            return
+        kept: list[Kept] = [
+            item async for item in kept_entries(self._store, self._session, event.seq, event.seq)
+        ]
+        frame = kept[0]
+        message = await read_message(self._store, self._session, frame.role, frame.content)
+        notes = strategies.earlier_notes([strategies.Entry(frame, message)])
+        reply = ModelReply(assistant(notes), fact.model or "recorded", cost_usd=fact.cost_usd)
+        self.found.model.summaries.append(RecordedAnswer(reply))
+
+
+def without_card(message: Message, card: str) -> Message:
+    """Return a message as it was sent, without what the runtime told about its inputs."""
+    tail = Text("\n\n" + card)
+    if not card or not message.parts:
+        return message
+    if message.parts[-1] == tail:
+        return user(*cast(Any, message.parts[:-1]))
+    for between in ("\n\n\n", "\n\n"):
+        rest = message.text.removesuffix(between + card)
+        if Message("user", (Text(rest), tail)).text == message.text:
+            return user(rest)
+    return message

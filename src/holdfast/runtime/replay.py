@@ -1,0 +1,290 @@
+"""Replay: a recorded session is executed again, from its log alone, and compared with it.
+
+The replay runs in a memory store, beside a copy of the recording, as an ordinary session: same
+settings, seed, prompt and limits. Replies, summaries, answers of calls and the clock of every cell
+come from the recording; no provider is asked and nothing is dispatched. Compared are the digests of
+requests, the messages, every cell with its output and value, the outcome of every turn, and the
+variables in the end. Not compared: time, usage, retries, lost calls, ids. A turn that ended by
+time, by a stop or by what it spent is cut there: a second run need not end so.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from holdfast.core.errors import InvalidInput
+from holdfast.core.facts import SessionStarted, StepPut, StepStarted
+from holdfast.core.ids import new_session_id
+from holdfast.kernels.choose import Kernels
+from holdfast.models.recorded import RecordedModel
+from holdfast.runtime import blueprint as blueprints
+from holdfast.runtime.agent import Agent
+from holdfast.runtime.blueprint import Blueprint
+from holdfast.runtime.calls import pages
+from holdfast.runtime.claims import Claims
+from holdfast.runtime.driver import Warm, Work
+from holdfast.runtime.engine import Engine
+from holdfast.runtime.recordings import RecordedTurn, SessionRecording, load_recording
+from holdfast.runtime.settings import resolve
+from holdfast.runtime.tools import Tool, Toolset
+from holdfast.runtime.transcript import load_transcript
+from holdfast.stores.memory.store import MemorySessionStore
+from holdfast.stores.port import SessionStore
+from holdfast.stores.portable import export_sessions, import_sessions
+from holdfast.views.divergence import Divergence, Moment, divergence
+from holdfast.views.values import hydrate
+from holdfast.views.variables import read_variables
+
+CUT = {
+    "timed_out": "the turn ran out of time",
+    "stopped": "the session was stopped",
+    "open": "the turn was not finished",
+    "failed": "the turn failed outside of a model call",
+}
+NOT_COMPARED = frozenset({"leaf", "call"})
+"""Calls are answered from the recording: one that differs is found where its cell makes it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """The first thing in which a replay differs from its recording."""
+
+    kind: str
+    """request, call, pure_call, variables; or what happened: message, reply, cell, outcome, …"""
+    turn: int | None
+    seq: int | None  # the event of the recording, where there is one
+    recorded: Any
+    replayed: Any
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayReport:
+    """What a replay came to; `cut` says where and why it ended before its recording."""
+
+    session: str
+    turns: int
+    cells: int
+    steps: int
+    cut: str | None
+    difference: Difference | None
+
+
+async def replay_export(path: str | Path, session: str | None = None) -> list[ReplayReport]:
+    """Replay one session of an export, or every one of it."""
+    store = MemorySessionStore()
+    outcomes = await import_sessions(store, path)
+    named = [outcome.session for outcome in outcomes]
+    if session is not None and session not in named:
+        raise InvalidInput(
+            f"{str(path)!r} does not hold session {session!r}; it holds {', '.join(named)}"
+        )
+    return [await _replay(store, item) for item in ([session] if session else named)]
+
+
+async def replay_session(store: SessionStore, session: str) -> ReplayReport:
+    """Replay a session of any store; the store is only read."""
+    copy = MemorySessionStore()
+    with tempfile.TemporaryDirectory(prefix="holdfast-replay-") as folder:
+        path = Path(folder) / "recording"
+        await export_sessions(store, [session], path)
+        await import_sessions(copy, path)
+    return await _replay(copy, session)
+
+
+async def _replay(store: SessionStore, session: str) -> ReplayReport:
+    recording = await load_recording(store, session)
+    plan = await blueprints.load(store, session)
+    fresh = new_session_id()
+    state = await store.load_state(session)
+    found, claimed = recording.recording(), {fresh: session}
+    names = {plan.settings.model, plan.settings.leaf_model or plan.settings.model}
+    models = [RecordedModel(found, name=name, claims=claimed) for name in sorted(names)]
+    engine = Engine(
+        store,
+        resolved=resolve({}, environment={}),
+        agents=[Agent(name=state.agent)],
+        models=models,
+        kernels=Kernels(),
+    )
+    engine.replay = recording
+    claims = Claims(engine)
+    cut = None
+    try:
+        claims.keep(fresh, await _begin(store, session, fresh, plan, recording))
+        for turn in recording.turns:
+            if turn.message is None:
+                cut = f"turn {turn.turn}: its message is not in the log"
+                break
+            async with claims.driving(fresh) as driver:
+                await driver.send(Work(turn.message, turn.inputs))
+            cut = _cut(turn)
+            if cut is not None or recording.unrecorded:
+                break
+    finally:
+        await claims.close()
+        await engine.close()
+    return await _report(store, recording, fresh, cut)
+
+
+async def _begin(
+    store: SessionStore,
+    session: str,
+    fresh: str,
+    plan: Blueprint,
+    recording: SessionRecording,
+) -> Warm:
+    """Create the session that replays another; return what it is driven with."""
+    first = (await store.read_events(session, limit=1))[0].fact()
+    assert isinstance(first, SessionStarted)
+    settings = None if first.settings is None else await hydrate(store, session, first.settings)
+    started = replace(
+        first,
+        kind="fork" if first.transcript is not None else "root",
+        parent=None,
+        settings=settings,
+        cache_id=fresh,
+    )
+    state = await store.create_session(fresh, started, adopt_from=session)
+    toolsets = tuple(_toolset(stamp, recording) for stamp in plan.stamps)
+    return Warm(plan, toolsets, await load_transcript(store, state), state)
+
+
+def _toolset(stamp: dict[str, Any], recording: SessionRecording) -> Toolset:
+    """Return a toolset as the recording describes it; its tools answer from the recording."""
+    return Toolset(
+        stamp["name"],
+        version=stamp["version"],
+        tools=tuple(
+            Tool(
+                name=item["name"],
+                call=_answering(recording, stamp["name"], item["name"]),
+                signature=item["signature"],
+                effect=item["effect"],
+            )
+            for item in stamp["tools"]
+        ),
+    )
+
+
+def _answering(recording: SessionRecording, toolset: str, tool: str) -> Any:
+    path = f"{toolset}.{tool}" if toolset else tool
+
+    async def answer(*args: Any, **kwargs: Any) -> Any:
+        left = recording.tools.get(path)
+        if not left:
+            recording.unrecorded.append((0, path))
+            raise RuntimeError(f"the recording has no such call of {path}")
+        _, resolved = left.popleft()
+        if resolved.result is not None:
+            found = await hydrate(recording.store, recording.session, resolved.result)
+            return found.value()
+        problem = "the call failed"
+        if resolved.error is not None:
+            found = await hydrate(recording.store, recording.session, resolved.error)
+            problem = str(found.value())
+        raise RuntimeError(problem)
+
+    return answer
+
+
+def _cut(turn: RecordedTurn) -> str | None:
+    """Return why a replay ends with this turn, if it does."""
+    if turn.broken:
+        return f"turn {turn.turn}: {turn.broken}"
+    code = turn.error.get("code") if isinstance(turn.error, dict) else None
+    if turn.status == "budget_exceeded":
+        message = str(turn.error.get("message", "")) if isinstance(turn.error, dict) else ""
+        if message.startswith(("max_usd", "max_tokens")):
+            return f"turn {turn.turn}: {message}"
+        return None
+    if turn.status in ("final", "failed") and not (turn.status == "failed" and code == "lost"):
+        return None
+    return f"turn {turn.turn}: {CUT.get(turn.status, turn.status)}"
+
+
+async def _report(
+    store: SessionStore, recording: SessionRecording, fresh: str, cut: str | None
+) -> ReplayReport:
+    session = recording.session
+    difference = await _first_difference(store, recording, fresh, cut)
+    counters = (await store.load_state(fresh)).counters
+    return ReplayReport(
+        session=session,
+        turns=counters.get("turn", 0),
+        cells=counters.get("eval", 0),
+        steps=counters.get("answered", 0),
+        cut=cut,
+        difference=difference,
+    )
+
+
+async def _first_difference(
+    store: SessionStore, recording: SessionRecording, fresh: str, cut: str | None
+) -> Difference | None:
+    for number, function in recording.unrecorded:
+        cell = recording.cells.get(number)
+        known = cell is not None and any(key.function == function for key in cell.calls)
+        kind = "call" if known or function in ("lm", "map_lm") else "pure_call"
+        return Difference(kind, None, None, None, f"cell {number} calls {function}")
+    found = await divergence(store, recording.session, fresh, without=NOT_COMPARED)
+    requests = await _requests(store, fresh)
+    for index, (one, other) in enumerate(zip(recording.requests, requests, strict=False)):
+        if one is not None and one != other:
+            told = _of(found, cut)
+            return told or Difference("request", None, None, one, f"step {index + 1}: {other}")
+    difference = _of(found, cut)
+    if difference is not None or cut is not None:
+        return difference
+    left, right = await _variables(store, recording.session), await _variables(store, fresh)
+    if left != right:
+        names = left.keys() | right.keys()
+        changed = {name for name in names if left.get(name) != right.get(name)}
+        return Difference(
+            "variables",
+            None,
+            None,
+            {name: left.get(name) for name in sorted(changed)},
+            {name: right.get(name) for name in sorted(changed)},
+        )
+    return None
+
+
+def _of(found: Divergence, cut: str | None) -> Difference | None:
+    if found.one is None or found.other is None:
+        return None
+    one, other = found.one.moment, found.other.moment
+    if cut is not None and _ends(one, other):
+        return None
+    moment = one or other
+    assert moment is not None
+    seq = None if one is None else one.seq
+    return Difference(moment.kind, moment.turn, seq, found.one.values, found.other.values)
+
+
+def _ends(one: Moment | None, other: Moment | None) -> bool:
+    """Tell whether two histories differ only in how the turn that is cut ends."""
+    if other is None:
+        return True
+    if one is not None and one.kind in ("outcome", "message", "cell"):
+        return True
+    return other.kind in ("outcome", "step")
+
+
+async def _requests(store: SessionStore, session: str) -> list[str | None]:
+    found: list[str | None] = []
+    last: str | None = None
+    async for event in pages(store, session, 0, [StepStarted.TYPE, StepPut.TYPE]):
+        fact = event.fact()
+        if isinstance(fact, StepStarted):
+            last = fact.request
+        elif isinstance(fact, StepPut) and fact.status != "unknown":
+            found.append(last)
+    return found
+
+
+async def _variables(store: SessionStore, session: str) -> dict[str, tuple[str, str]]:
+    view = await read_variables(store, session)
+    return {item.name: (item.type, item.preview) for item in view.variables if item.kept}
