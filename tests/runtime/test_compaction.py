@@ -238,7 +238,7 @@ async def test_a_compaction_that_is_cut_by_the_time_limit_leaves_nothing_reserve
             await never.wait()
         return cell("print('x' * 3000)")
 
-    runtime = await lab.open(respond, context_tokens=4000, turn_seconds=1, compaction="summary")
+    runtime = await lab.open(respond, context_tokens=4000, turn_seconds=5, compaction="summary")
     session = await runtime.start()
     result = await session.send("go")
     assert isinstance(result, holdfast.TimedOut)

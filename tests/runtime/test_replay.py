@@ -177,3 +177,25 @@ async def test_an_export_replays_and_leaves_the_store_as_it_was(lab: Lab, tmp_pa
     assert (report.session, report.difference) == (session.id, None)
     assert (await lab.store.load_state(session.id)).digest == before
     assert len(await lab.facts(session.id, EvalAdded.TYPE)) == 1
+
+
+async def test_a_parent_replays_with_the_answers_of_its_children_and_so_does_each_child(
+    lab: Lab,
+) -> None:
+    def respond(request: ModelRequest) -> str:
+        if "child task" in request.first_user_text:
+            return cell("FINAL('done')")
+        return (
+            cell("answers = map_rlm(['child task 1', 'child task 2'])\nprint(len(answers))"),
+            cell("FINAL(len(answers))"),
+        )[request.ordinal]
+
+    runtime = await lab.open(respond)
+    session = await runtime.start()
+    result = await session.send("delegate")
+    assert isinstance(result, holdfast.Final)
+    children = {fact.child for fact in await lab.facts(session.id, "call.requested") if fact.child}
+    assert len(children) == 2
+    for one in (session.id, *children):
+        report = await replayed(lab, one)
+        assert (report.difference, report.cut) == (None, None), one

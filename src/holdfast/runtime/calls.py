@@ -105,10 +105,14 @@ class Ledger:
         assert turn is not None
         if state.calls_made == turn.cell_calls:
             return  # the cell has not begun, or has made no call that is recorded
-        by_id: dict[str, Recorded] = {}
         types = [CallRequested.TYPE, CallApproved.TYPE, CallResolved.TYPE, LeafCalled.TYPE]
         events = pages(self.journal.store, self.journal.session, turn.step_seq, types)
-        async for event in events:
+        self.take([event async for event in events])
+
+    def take(self, events: Iterable[Event]) -> None:
+        """Take up the calls of this evaluation among events of a log."""
+        by_id: dict[str, Recorded] = {}
+        for event in events:
             fact = event.fact()
             if isinstance(fact, LeafCalled) and fact.eval == self.eval:
                 self.leaves.append((event, fact))

@@ -15,6 +15,7 @@ from msgspec import structs
 
 from holdfast.core.events import Event
 from holdfast.core.facts import (
+    CallApproved,
     CallRequested,
     CallResolved,
     EvalAdded,
@@ -29,15 +30,12 @@ from holdfast.core.facts import (
 from holdfast.core.messages import Message, Text, assistant, user
 from holdfast.core.payloads import Slot, manifest_slots
 from holdfast.core.state import empty
-from holdfast.kernels.port import CallKey, HostAnswer, HostCall, RecordedCall
+from holdfast.kernels.port import HostAnswer, HostCall
 from holdfast.models.port import ModelReply, Usage
 from holdfast.models.recorded import LeafKey, RecordedAnswer, RecordedSession, Recording
 from holdfast.runtime import inputs, strategies
-from holdfast.runtime.calls import Ledger, Recorded, in_order, nanoseconds, pages
-from holdfast.runtime.handlers.leaf import LeafHandler
+from holdfast.runtime.calls import Ledger, nanoseconds, pages
 from holdfast.runtime.journal import Journal
-from holdfast.runtime.leaf_gate import LeafGate
-from holdfast.runtime.settings import Settings
 from holdfast.stores.port import SessionStore
 from holdfast.views.messages import Kept, kept_entries, read_message
 from holdfast.views.values import hydrate
@@ -45,8 +43,10 @@ from holdfast.views.values import hydrate
 TYPES = (
     *(TurnStarted.TYPE, TurnPut.TYPE, StepStarted.TYPE, StepPut.TYPE, MessageAppended.TYPE),
     *(EvalAdded.TYPE, LeafCalled.TYPE, CallRequested.TYPE, CallResolved.TYPE),
+    CallApproved.TYPE,
     SessionCompacted.TYPE,
 )
+EPOCH = "1970-01-01T00:00:00Z"
 NOT_REPEATED = frozenset({"died", "diverged", "unknown", "limit"})
 """How cells end that a second run need not end by."""
 
@@ -69,8 +69,8 @@ class RecordedCell:
 
     started_at: str = ""
     status: str = ""
-    calls: dict[CallKey, Recorded] = field(default_factory=dict)
-    leaves: list[tuple[Event, LeafCalled]] = field(default_factory=list)
+    functions: set[str] = field(default_factory=set)
+    events: list[Event] = field(default_factory=list)  # of its calls
 
 
 @dataclass(slots=True)
@@ -92,22 +92,18 @@ class SessionRecording:
         """Return the model calls."""
         return Recording([self.model], self.leaves)
 
-    async def cell(self, number: int) -> tuple[list[RecordedCall], str | None]:
-        """Return the calls of a cell with their answers, and when it started."""
+    def started_at(self, number: int) -> str | None:
+        """Return when a cell started; None where there is no such cell."""
         found = self.cells.get(number)
-        if found is None:
-            return [], None
+        return None if found is None else found.started_at
+
+    def ledger(self, number: int) -> Ledger:
+        """Return the calls of a cell, as the log has them."""
+        found = self.cells.get(number) or RecordedCell(EPOCH)
         journal = cast(Journal, _Reader(self.store, self.session, found.started_at))
-        ledger = Ledger(journal, 0, 0, number, found.calls, found.leaves)
-        leaves = LeafHandler(
-            ledger=ledger,
-            model=cast(Any, None),
-            settings=Settings(),
-            gate=LeafGate(1),
-            first_user_text="",
-        )
-        calls = [*await leaves.recorded(), *await ledger.recorded_calls()]
-        return in_order(calls), found.started_at
+        ledger = Ledger(journal, 0, 0, number)
+        ledger.take(found.events)
+        return ledger
 
     async def refuse(self, number: int, call: HostCall) -> HostAnswer:
         """Take note of a call that the recording does not have; nothing is dispatched."""
@@ -209,8 +205,13 @@ class _Loader:
             case CallRequested():
                 self._asked[fact.call_id] = fact
                 if fact.eval is not None:
-                    key = CallKey(fact.name, fact.digest or "", fact.occurrence or 0)
-                    self._cell(fact.eval).calls[key] = Recorded(fact)
+                    cell = self._cell(fact.eval)
+                    cell.events.append(event)
+                    cell.functions.add(fact.name)
+            case CallApproved() if fact.call_id in self._asked:
+                asked = self._asked[fact.call_id]
+                if asked.eval is not None:
+                    self._cell(asked.eval).events.append(event)
             case CallResolved():
                 self._resolved(event, fact)
 
@@ -254,7 +255,7 @@ class _Loader:
         self._reply = None
 
     async def _leaf(self, event: Event, fact: LeafCalled) -> None:
-        self._cell(fact.eval).leaves.append((event, fact))
+        self._cell(fact.eval).events.append(event)
         if fact.status == "unknown":
             return
         asked = await self._value(fact.request)
@@ -278,9 +279,7 @@ class _Loader:
         if asked.eval is None:
             self.found.tools.setdefault(asked.name, deque()).append((asked, fact))
             return
-        key = CallKey(asked.name, asked.digest or "", asked.occurrence or 0)
-        done = self._cell(asked.eval).calls[key]
-        done.resolved, done.seq, done.at = fact, event.seq, event.at
+        self._cell(asked.eval).events.append(event)
 
     async def _compacted(self, event: Event, fact: SessionCompacted) -> None:
         span = fact.span[1] if len(fact.span) == 2 else event.seq

@@ -126,7 +126,7 @@ async def _replay(store: SessionStore, session: str) -> ReplayReport:
     finally:
         await claims.close()
         await engine.close()
-    return await _report(store, recording, fresh, cut)
+    return await _report(store, recording, fresh, cut, plan)
 
 
 async def _begin(
@@ -206,10 +206,14 @@ def _cut(turn: RecordedTurn) -> str | None:
 
 
 async def _report(
-    store: SessionStore, recording: SessionRecording, fresh: str, cut: str | None
+    store: SessionStore,
+    recording: SessionRecording,
+    fresh: str,
+    cut: str | None,
+    plan: Blueprint,
 ) -> ReplayReport:
     session = recording.session
-    difference = await _first_difference(store, recording, fresh, cut)
+    difference = await _first_difference(store, recording, fresh, cut, plan)
     counters = (await store.load_state(fresh)).counters
     return ReplayReport(
         session=session,
@@ -222,12 +226,16 @@ async def _report(
 
 
 async def _first_difference(
-    store: SessionStore, recording: SessionRecording, fresh: str, cut: str | None
+    store: SessionStore,
+    recording: SessionRecording,
+    fresh: str,
+    cut: str | None,
+    plan: Blueprint,
 ) -> Difference | None:
     for number, function in recording.unrecorded:
         cell = recording.cells.get(number)
-        known = cell is not None and any(key.function == function for key in cell.calls)
-        kind = "call" if known or function in ("lm", "map_lm") else "pure_call"
+        known = cell is not None and function in cell.functions
+        kind = "call" if known or function not in _pure(plan) else "pure_call"
         return Difference(kind, None, None, None, f"cell {number} calls {function}")
     found = await divergence(store, recording.session, fresh, without=NOT_COMPARED)
     requests = await _requests(store, fresh)
@@ -250,6 +258,16 @@ async def _first_difference(
             {name: right.get(name) for name in sorted(changed)},
         )
     return None
+
+
+def _pure(plan: Blueprint) -> set[str]:
+    """Return the tools whose calls are not recorded unless a call before them was."""
+    return {
+        f"{stamp['name']}.{item['name']}" if stamp["name"] else item["name"]
+        for stamp in plan.stamps
+        for item in stamp["tools"]
+        if item["effect"] == "pure"
+    }
 
 
 def _of(found: Divergence, cut: str | None) -> Difference | None:

@@ -199,8 +199,13 @@ class CodeHarness:
         """Run one cell; None where it was given up, because it waits for someone outside."""
         state, turn = self.journal.state, self._turn
         number = state.next("eval")
-        ledger = Ledger(self.journal, turn.turn, turn.step, number)
-        await ledger.load()
+        replay, started_at = self._engine.replay, turn.cell_at
+        if replay is None:
+            ledger = Ledger(self.journal, turn.turn, turn.step, number)
+            await ledger.load()
+        else:
+            ledger = replay.ledger(number)
+            started_at = replay.started_at(number) or started_at
         leaves, children, questions, tools = handlers = self._handlers(ledger)
         recorded = in_order([made for each in handlers for made in await each.recorded()])
         by_name: dict[str, Handler] = {
@@ -208,11 +213,6 @@ class CodeHarness:
             **dict.fromkeys(child.NAMES, children),
             **dict.fromkeys(question.NAMES, questions),
         }
-
-        replay, started_at = self._engine.replay, turn.cell_at
-        if replay is not None:
-            recorded, at = await replay.cell(number)
-            started_at = at or started_at
 
         async def on_call(call: HostCall) -> HostAnswer:
             if replay is not None:
