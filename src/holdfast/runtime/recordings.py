@@ -25,15 +25,16 @@ from holdfast.core.facts import (
     StepPut,
     StepStarted,
     TurnPut,
+    TurnReopened,
     TurnStarted,
 )
-from holdfast.core.messages import Message, Text, assistant, user
+from holdfast.core.messages import Message, assistant
 from holdfast.core.payloads import Slot, manifest_slots
 from holdfast.core.state import empty
 from holdfast.kernels.port import HostAnswer, HostCall
 from holdfast.models.port import ModelReply, Usage
 from holdfast.models.recorded import LeafKey, RecordedAnswer, RecordedSession, Recording
-from holdfast.runtime import inputs, strategies
+from holdfast.runtime import strategies
 from holdfast.runtime.calls import Ledger, nanoseconds, pages
 from holdfast.runtime.journal import Journal
 from holdfast.stores.port import SessionStore
@@ -43,8 +44,7 @@ from holdfast.views.values import hydrate
 TYPES = (
     *(TurnStarted.TYPE, TurnPut.TYPE, StepStarted.TYPE, StepPut.TYPE, MessageAppended.TYPE),
     *(EvalAdded.TYPE, LeafCalled.TYPE, CallRequested.TYPE, CallResolved.TYPE),
-    CallApproved.TYPE,
-    SessionCompacted.TYPE,
+    *(CallApproved.TYPE, SessionCompacted.TYPE, TurnReopened.TYPE),
 )
 EPOCH = "1970-01-01T00:00:00Z"
 NOT_REPEATED = frozenset({"died", "diverged", "unknown", "limit"})
@@ -86,6 +86,7 @@ class SessionRecording:
     requests: list[str | None] = field(default_factory=list)
     compactions: dict[int, tuple[SessionCompacted, int]] = field(default_factory=dict)
     tools: dict[str, deque[tuple[CallRequested, CallResolved]]] = field(default_factory=dict)
+    output_schema: Any = None
     unrecorded: list[tuple[int, str]] = field(default_factory=list)
 
     def recording(self) -> Recording:
@@ -179,6 +180,9 @@ class _Loader:
             case TurnStarted():
                 given = {name: await self._value(item) for name, item in fact.inputs.items()}
                 found.turns.append(RecordedTurn(fact.turn, given))
+                found.output_schema = await self._value(fact.output_schema)
+            case TurnReopened():
+                found.turns[-1].broken = "it was tried again"
             case TurnPut() if fact.status not in ("open", "interrupted"):
                 found.turns[-1].status = fact.status
                 found.turns[-1].error = await self._value(fact.error)
@@ -228,7 +232,7 @@ class _Loader:
         if not found.model.first_user_text:
             found.model.first_user_text = message.text
         if found.turns and found.turns[-1].message is None and fact.turn == found.turns[-1].turn:
-            found.turns[-1].message = without_card(message, inputs.cards(found.turns[-1].inputs))
+            found.turns[-1].message = message
         elif found.turns and fact.input is not None:
             found.turns[-1].broken = f"message {fact.message} came while it was worked on"
 
@@ -296,17 +300,3 @@ class _Loader:
         notes = strategies.earlier_notes([strategies.Entry(frame, message)])
         reply = ModelReply(assistant(notes), fact.model or "recorded", cost_usd=fact.cost_usd)
         self.found.model.summaries.append(RecordedAnswer(reply))
-
-
-def without_card(message: Message, card: str) -> Message:
-    """Return a message as it was sent, without what the runtime told about its inputs."""
-    tail = Text("\n\n" + card)
-    if not card or not message.parts:
-        return message
-    if message.parts[-1] == tail:
-        return user(*cast(Any, message.parts[:-1]))
-    for between in ("\n\n\n", "\n\n"):
-        rest = message.text.removesuffix(between + card)
-        if Message("user", (Text(rest), tail)).text == message.text:
-            return user(rest)
-    return message

@@ -105,7 +105,7 @@ async def _replay(store: SessionStore, session: str) -> ReplayReport:
     engine = Engine(
         store,
         resolved=resolve({}, environment={}),
-        agents=[Agent(name=state.agent)],
+        agents=[Agent(name=state.agent, output_type=recording.output_schema)],
         models=models,
         kernels=Kernels(),
     )
