@@ -213,7 +213,7 @@ def _with_value(value: Any) -> dict[str, Any]:
     if item.size <= VALUE_BYTES:
         return {"value": value}
     text = value if isinstance(value, str) else repr(value)
-    preview = f"{text[:PREVIEW_CHARACTERS]} … ({item.size:,} bytes; load it by its ref)"
+    preview = f"{text[:PREVIEW_CHARACTERS]} … ({item.size:,} bytes, whole in the log of the child)"
     return {"value": None, "preview": preview, "ref": item.id}
 
 
