@@ -66,7 +66,7 @@ async def test_many_tasks_keep_their_order_and_a_failed_one_is_a_sentinel(lab: L
                     cell("found = map_rlm(['a', 'bad', 'c'])\nFINAL(found)"),
                 ],
                 "a": [cell("FINAL('A')")],
-                "bad": ["prose"] * 30,
+                "bad": [cell("x = 1")] * 30,
                 "c": [cell("FINAL(lm('x'))")],
             }
         )
@@ -83,7 +83,7 @@ async def test_a_child_that_fails_raises_an_error_that_code_can_catch(lab: Lab) 
         "try:\n    rlm('bad')\nexcept CallError as error:\n"
         "    FINAL([type(error).__name__, str(error)])"
     )
-    runtime = await lab.open(by_task({"root": [cell(code)], "bad": ["prose"] * 9}))
+    runtime = await lab.open(by_task({"root": [cell(code)], "bad": [cell("x = 1")] * 9}))
     result = await (await runtime.start(max_steps=2)).send("root")
     assert isinstance(result, holdfast.Final), result
     name, message = result.value
