@@ -6,7 +6,6 @@ import sys
 import pytest
 
 import holdfast
-from holdfast.core.errors import AgentMissing
 from holdfast.kernels.cpython import CpythonKernel
 from holdfast.runtime.tools import CallContext, Toolset, make_tool
 from holdfast.stores.memory.store import MemorySessionStore
@@ -110,16 +109,6 @@ async def test_a_call_that_a_crash_cut_off_is_repeated_only_if_its_class_allows(
     assert result.value == ("OutcomeUnknown" if effect == "once" else "done")
     outcome = (await again.calls(session.id))[0].resolved.outcome
     assert outcome == ("unknown" if effect == "once" else "ok")
-
-
-async def test_a_session_is_not_driven_with_other_tools_than_it_began_with(lab: Lab) -> None:
-    first = await lab.open(replies(cell("FINAL(1)")), agents=[agent(post=(print, "once"))])
-    session = await first.start()
-    await first.close()
-    other = await lab.open(replies(cell("FINAL(1)")), agents=[agent(send=(print, "once"))])
-    with pytest.raises(AgentMissing, match=r"desk"):
-        await other.send(session.id, "x")
-    assert await other.messages(session.id) == []
 
 
 async def test_a_cell_that_waits_for_someone_for_long_holds_no_worker_and_calls_once(

@@ -28,7 +28,8 @@ class Agent(Generic[T]):
     """A name and version under which sessions are driven, with all that drives them.
 
     `tools` are functions, which code calls by name, and toolsets. A final value fits `output_type`,
-    a Python type or a JSON schema; without one it may be anything.
+    a Python type or a JSON schema; without one it may be anything. A `pinned` agent refuses
+    sessions that were driven with another form of it, instead of recording the change.
     """
 
     name: str
@@ -40,6 +41,7 @@ class Agent(Generic[T]):
     output_schema: Schema | None
     limits: Limits | None
     harness: HarnessName | None
+    pinned: bool
     settings: Mapping[str, Any]
 
     @overload
@@ -54,6 +56,7 @@ class Agent(Generic[T]):
         output_type: None = ...,
         limits: Limits | None = ...,
         harness: HarnessName | None = ...,
+        pinned: bool = ...,
         settings: Mapping[str, Any] | None = ...,
     ) -> None: ...
 
@@ -69,6 +72,7 @@ class Agent(Generic[T]):
         output_type: type[T],
         limits: Limits | None = ...,
         harness: HarnessName | None = ...,
+        pinned: bool = ...,
         settings: Mapping[str, Any] | None = ...,
     ) -> None: ...
 
@@ -84,6 +88,7 @@ class Agent(Generic[T]):
         output_type: object,
         limits: Limits | None = ...,
         harness: HarnessName | None = ...,
+        pinned: bool = ...,
         settings: Mapping[str, Any] | None = ...,
     ) -> None: ...
 
@@ -98,6 +103,7 @@ class Agent(Generic[T]):
         output_type: Any = None,
         limits: Limits | None = None,
         harness: HarnessName | None = None,
+        pinned: bool = False,
         settings: Mapping[str, Any] | None = None,
     ) -> None:
         check_kind(tools, Sequence, "list of tools")
@@ -116,6 +122,7 @@ class Agent(Generic[T]):
             ("output_schema", schema),
             ("limits", limits),
             ("harness", harness),
+            ("pinned", pinned),
             ("settings", dict(settings or {})),
         ):
             object.__setattr__(self, field, value)

@@ -1,26 +1,29 @@
 """The blueprint: what a session is driven with, as stored in its first event.
 
 Model names, limits, capability, the prompt's text by payload and hash, and the stamps of agent and
-tools: revival reads this, never today's defaults. Functions and keys are never part of it; a
-driver that lacks what the stamps name refuses instead of guessing.
+tools: revival reads this, never today's defaults. Functions and keys are never part of it. Software
+changes while sessions live: what an agent has become is compared when a turn begins, recorded as
+`session.configured`, and holds from there on.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 from holdfast.core.capability import Capability, profile
 from holdfast.core.errors import AgentMissing, InvalidSettings
-from holdfast.core.facts import SessionStarted
+from holdfast.core.facts import SessionConfigured, SessionStarted
 from holdfast.core.payloads import Slot, from_record, manifest, slot, to_record
 from holdfast.runtime import prompt
 from holdfast.runtime import tools as tool_module
 from holdfast.runtime.agent import Agent
 from holdfast.runtime.brokers import work_tools
-from holdfast.runtime.settings import Settings
+from holdfast.runtime.settings import NAMES, Settings, resolve
 from holdfast.runtime.tools import Toolset
 from holdfast.stores.choose import STORE_FOLDER
 from holdfast.stores.port import SessionStore
@@ -36,6 +39,8 @@ class Blueprint:
     prompt: str
     stamps: tuple[dict[str, Any], ...] = ()
     seed: int = 0
+    agent: dict[str, Any] | None = None  # the settings that the agent brought
+    output_schema: dict[str, Any] | None = None
 
     def slots(self) -> tuple[Slot, list[Slot]]:
         """Return the manifest that stores this, and what it refers to."""
@@ -49,7 +54,13 @@ class Blueprint:
             "toolsets": list(self.stamps),
             "seed": self.seed,
         }
-        return manifest(record, "settings"), [text]
+        # Names of settings and of schemas are the user's: as a value they cannot be taken for refs.
+        texts = {"agent": self.agent, "output_schema": self.output_schema}
+        slots = {
+            name: slot(value, "settings") for name, value in texts.items() if value is not None
+        }
+        record |= {name: to_record(item) for name, item in slots.items()}
+        return manifest(record, "settings"), [text, *slots.values()]
 
 
 def hidden_paths(store: SessionStore, work_area: str) -> tuple[str, ...]:
@@ -97,13 +108,100 @@ def draft(
         prompt=text,
         stamps=tuple(item.stamp() for item in admitted),
         seed=seed,
+        agent=agent.given(),
+        output_schema=agent.output_schema,
     )
 
 
-async def load(store: SessionStore, session_id: str) -> Blueprint:
-    """Return the blueprint of a session, as its first event has it."""
-    first = (await store.read_events(session_id, limit=1))[0].fact()
-    assert isinstance(first, SessionStarted)
+def renewed(
+    blueprint: Blueprint,
+    agent: Agent[Any],
+    *,
+    kernel_card: str,
+    store: SessionStore,
+    depth: int = 0,
+    explicit: Mapping[str, Any] | None = None,
+) -> tuple[Blueprint, dict[str, Any]]:
+    """Return the blueprint that an agent's present form leads to, and each change: old, new.
+
+    By itself a changed agent widens nothing: no limit grows and no tool is added to those that the
+    session's capability names. `explicit` is what someone asks for, who may widen both.
+    """
+    old = blueprint.settings
+    given = {} if blueprint.agent is None else _changed(blueprint.agent, agent.given())
+    given = {name: value for name, value in given.items() if _applies(old, name, value)}
+    settings = resolve({**old.to_record(), **given, **(explicit or {})}, environment={}).settings
+    gates = blueprint.capability
+    if explicit is not None:
+        mine = (tool_module.path(item, one) for item in agent.toolsets for one in item.tools)
+        gates = replace(gates, tools=tuple(dict.fromkeys((*gates.tools, *mine))))
+    admitted = offered(agent, gates, settings.work_area, store)
+    stamps = tuple(item.stamp() for item in admitted)
+    changes: dict[str, Any] = {
+        name: [getattr(old, name), getattr(settings, name)]
+        for name in NAMES
+        if getattr(old, name) != getattr(settings, name)
+    }
+    if list(stamps) != list(blueprint.stamps):
+        changes["tools"] = [_tools(blueprint.stamps), _tools(stamps)]
+    if blueprint.agent is not None and agent.output_schema != blueprint.output_schema:
+        changes["output_type"] = [blueprint.output_schema, agent.output_schema]
+    text = blueprint.prompt
+    if changes.keys() & {"tools", "output_type", "instructions", "harness", "max_fanout"}:
+        text = prompt.compose(
+            kernel_card=kernel_card,
+            model_calls=gates.model_calls,
+            max_fanout=settings.max_fanout,
+            depth_left=settings.max_depth - depth,
+            tool_card=tool_module.card(admitted),
+            instructions=settings.instructions,
+            harness=settings.harness,
+            output_schema=agent.output_schema,
+        )
+    plan = replace(
+        blueprint,
+        settings=settings,
+        capability=gates,
+        prompt=text,
+        stamps=stamps,
+        agent=agent.given(),
+        output_schema=agent.output_schema,
+    )
+    return plan, changes
+
+
+NEVER_BY_ITSELF = frozenset({"profile", "work_area", "kernel", "harness"})
+"""Settings of reach and of what is in the namespace, which only an explicit act changes."""
+
+
+def _changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in now.items() if before.get(name) != value}
+
+
+def _applies(settings: Settings, name: str, value: Any) -> bool:
+    """Tell whether a changed agent may bring a setting by itself: a limit only if it is lower."""
+    if name in NEVER_BY_ITSELF:
+        return False
+    if not name.startswith("max_") and not name.endswith(("_seconds", "_concurrency")):
+        return True
+    old, new = Decimal(str(getattr(settings, name) or 0)), Decimal(str(value or 0))
+    return new != 0 and (old == 0 or new < old)  # 0 is no limit
+
+
+def _tools(stamps: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return tools as a change tells them: names, and a digest of what the model reads of them."""
+    return [
+        f"{stamp['name']}.{item['name']}".lstrip(".") + f" {item['signature']} {stamp['card'][:19]}"
+        for stamp in stamps
+        for item in stamp["tools"]
+    ]
+
+
+async def load(store: SessionStore, session_id: str, configured: int = 1) -> Blueprint:
+    """Return the blueprint of a session, as the event has it that configured it last."""
+    page = await store.read_events(session_id, after=configured - 1, limit=1)
+    first = page[0].fact()
+    assert isinstance(first, SessionStarted | SessionConfigured)
     if first.settings is None:
         raise AgentMissing(
             f"session {session_id!r} was stored without settings; it can be read, not driven"
@@ -116,7 +214,15 @@ async def load(store: SessionStore, session_id: str) -> Blueprint:
         prompt=text,
         stamps=tuple(_stamps(record)),
         seed=record["seed"],
+        agent=await _value(store, session_id, record.get("agent")),
+        output_schema=await _value(store, session_id, record.get("output_schema")),
     )
+
+
+async def _value(store: SessionStore, session_id: str, record: Any) -> Any:
+    if record is None:
+        return None
+    return (await hydrate(store, session_id, from_record(record))).value()
 
 
 def _stamps(record: Any) -> list[dict[str, Any]]:
@@ -144,17 +250,19 @@ def offered(
 
 
 def match_tools(
-    store: SessionStore, session_id: str, blueprint: Blueprint, agent: Agent[Any]
+    store: SessionStore, blueprint: Blueprint, agent: Agent[Any]
 ) -> tuple[Toolset, ...]:
-    """Return the agent's toolsets that a session was started with; refuse where they differ."""
+    """Return the agent's tools that the settings in force name, as far as they are here.
+
+    A turn that is open goes on with these; what the agent has changed is taken up by the next one.
+    """
     admitted = offered(agent, blueprint.capability, blueprint.settings.work_area, store)
-    have = {item.name: item.stamp() for item in admitted}
-    for stamp in blueprint.stamps:
-        if have.get(stamp["name"]) != stamp:
-            raise AgentMissing(
-                f"session {session_id!r} was started with toolset {stamp['name']!r} version "
-                f"{stamp['version']}, which agent {agent.name!r} does not offer in this form here; "
-                "register it, or fork the session"
-            )
-    wanted = {stamp["name"] for stamp in blueprint.stamps}
-    return tuple(item for item in admitted if item.name in wanted)
+    wanted = {
+        (stamp["name"], item["name"]) for stamp in blueprint.stamps for item in stamp["tools"]
+    }
+    kept = []
+    for item in admitted:
+        tools = tuple(one for one in item.tools if (item.name, one.name) in wanted)
+        if tools:
+            kept.append(replace(item, tools=tools))
+    return tuple(kept)

@@ -14,10 +14,17 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from holdfast.core import messages
-from holdfast.core.errors import AgentMissing, KernelError, SessionBusy, StoreFailed
+from holdfast.core.errors import (
+    AgentMissing,
+    KernelError,
+    SessionBusy,
+    SettingsConflict,
+    StoreFailed,
+)
 from holdfast.core.facts import (
     Fact,
     MessageAppended,
+    SessionConfigured,
     SessionRevived,
     TurnPut,
     TurnReopened,
@@ -104,6 +111,7 @@ class Warm:
     transcript: Transcript
     state: State
     harness: Harness | None = None
+    compared: bool = False  # with the agent that is here
 
     def matches(self, state: State) -> bool:
         """Tell whether what is in memory is what the log says."""
@@ -231,6 +239,7 @@ class Driver:
 
     async def _work(self, work: Work, *, last: bool = False) -> TurnResult:
         """Open a turn for a message and drive it."""
+        await self._compare()
         loop = await self._loop(release=last)
         if work.key is not None and work.item is None:
             # Recorded by its key, so that the same message sent again is known.
@@ -433,6 +442,69 @@ class Driver:
         found = await self._works(left.messages[:1])
         return found[0] if found else None
 
+    async def configure(self, explicit: Mapping[str, Any], by: str | None) -> None:
+        """Change the settings of the session on request, which may widen them."""
+        if self.state.turn is not None:
+            raise SessionBusy(
+                f"session {self.lease.session!r} has an open turn, which keeps its settings; "
+                "resume or stop it first"
+            )
+        await self._compare(explicit, by)
+
+    async def _compare(
+        self, explicit: Mapping[str, Any] | None = None, by: str | None = None
+    ) -> None:
+        """Record what has changed of the agent, or is asked for, before a turn begins."""
+        warm = await self._warmed()
+        agent = self._engine.agent(self.state.agent)
+        if warm.compared and explicit is None:
+            return
+        settings = warm.blueprint.settings
+        card = ""
+        if settings.harness == "code":
+            card = (
+                await self._engine.kernels.choose(settings.kernel, warm.blueprint.capability)
+            ).card
+        plan, changes = blueprints.renewed(
+            warm.blueprint,
+            agent,
+            kernel_card=card,
+            store=self._store,
+            depth=self.state.depth,
+            explicit=explicit,
+        )
+        if agent.version != self.state.agent_version:
+            changes["agent_version"] = [self.state.agent_version, agent.version]
+        if changes:
+            if agent.pinned and explicit is None:
+                told = "; ".join(
+                    f"{name}: {old!r}, now {new!r}" for name, (old, new) in changes.items()
+                )
+                raise SettingsConflict(
+                    f"agent {agent.name!r} is pinned and differs from what session "
+                    f"{self.lease.session!r} is driven with: {told}; configure the session, or "
+                    "drive it with the agent that it had"
+                )
+            item, payloads = plan.slots()
+            fact = SessionConfigured(
+                settings=item,
+                changes=slot(changes, "settings"),
+                agent_version=agent.version,
+                by=by,
+            )
+            await self.journal.append(lambda _: [fact], payloads=payloads)
+            await warm.close()
+            self.warm = warm = await self._build()
+        warm.compared = True
+
+    async def _warmed(self) -> Warm:
+        """Return what is warm and matches the log, or built from it."""
+        if self.warm is not None and not self.warm.matches(self.state):
+            await self.warm.close()
+            self.warm = None
+        self.warm = self.warm or await self._build()
+        return self.warm
+
     async def _loop(self, *, release: bool = False) -> TurnLoop:
         """Return the loop of this session's turns, with what is warm or built from the log."""
         if self.warm is not None and not self.warm.matches(self.state):
@@ -483,8 +555,8 @@ class Driver:
         if agent is None:
             raise AgentMissing(f"agent {self.state.agent!r} is not registered here")
         session = self.lease.session
-        blueprint = await blueprints.load(self._store, session)
-        toolsets = blueprints.match_tools(self._store, session, blueprint, agent)
+        blueprint = await blueprints.load(self._store, session, self.state.configured)
+        toolsets = blueprints.match_tools(self._store, blueprint, agent)
         if blueprint.settings.harness == "code":
             # Refused before any work where this machine cannot run it or restore its namespace.
             await self._engine.kernels.choose(blueprint.settings.kernel, blueprint.capability)

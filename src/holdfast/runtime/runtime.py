@@ -374,6 +374,25 @@ class Runtime(Reads):
             result = await driver.retry()
             return None if result is None else self._typed(driver.state.agent, result)
 
+    async def configure(
+        self,
+        session: AnySession,
+        *,
+        by: str | None = None,
+        model: str | None = None,
+        leaf_model: str | None = None,
+        **settings: Unpack[SettingsOptions],
+    ) -> None:
+        """Change what a session is driven with from its next turn on, and record who did it.
+
+        Unlike a changed agent by itself, it may widen: limits grow, and tools that the agent has
+        got since are let in.
+        """
+        given: dict[str, Any] = {**settings, "model": model, "leaf_model": leaf_model}
+        explicit = {name: value for name, value in given.items() if value is not None}
+        async with self._claims.driving(_id(session)) as driver:
+            await driver.configure(explicit, by)
+
     async def compact(
         self, session: AnySession, *strategies: str, takeover: bool = False
     ) -> Compaction | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Generator, Mapping, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, Unpack
 
 from holdfast.core.events import Event
 from holdfast.core.messages import Message
@@ -17,6 +17,7 @@ from holdfast.core.payloads import Slot
 from holdfast.core.state import State
 from holdfast.runtime.compaction import Compaction
 from holdfast.runtime.results import ResultOf
+from holdfast.runtime.settings import SettingsOptions
 from holdfast.stores.port import InboxItem, Subscription
 from holdfast.views.calls import CallView
 from holdfast.views.context import ContextView
@@ -124,6 +125,19 @@ class Session(Generic[T]):
     async def retry(self, *, takeover: bool = False) -> ResultOf[T] | None:
         """Take up the last turn again if it ended without a value; see `Runtime.retry`."""
         return await self.runtime.retry(await self._there(), takeover=takeover)
+
+    async def configure(
+        self,
+        *,
+        by: str | None = None,
+        model: str | None = None,
+        leaf_model: str | None = None,
+        **settings: Unpack[SettingsOptions],
+    ) -> None:
+        """Change what the session is driven with from its next turn on; see `Runtime.configure`."""
+        await self.runtime.configure(
+            await self._there(), by=by, model=model, leaf_model=leaf_model, **settings
+        )
 
     async def compact(self, *strategies: str, takeover: bool = False) -> Compaction | None:
         """Shorten the transcript now; see `Runtime.compact`."""

@@ -259,6 +259,22 @@ class SyncRuntime:
         """Take up the last turn again if it ended without a value, from where it stood."""
         return self.wait(self.runtime.retry(_id(session), takeover=takeover))
 
+    def configure(
+        self,
+        session: AnySession,
+        *,
+        by: str | None = None,
+        model: str | None = None,
+        leaf_model: str | None = None,
+        **settings: Unpack[SettingsOptions],
+    ) -> None:
+        """Change what a session is driven with from its next turn on."""
+        self.wait(
+            self.runtime.configure(
+                _id(session), by=by, model=model, leaf_model=leaf_model, **settings
+            )
+        )
+
     def compact(
         self, session: AnySession, *strategies: str, takeover: bool = False
     ) -> Compaction | None:

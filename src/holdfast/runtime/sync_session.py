@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, Unpack
 
 from holdfast.core.events import Event
 from holdfast.core.messages import Message
@@ -16,6 +16,7 @@ from holdfast.core.state import State
 from holdfast.runtime.compaction import Compaction
 from holdfast.runtime.results import ResultOf
 from holdfast.runtime.session import Session, WhenBusy
+from holdfast.runtime.settings import SettingsOptions
 from holdfast.stores.port import Gap, Hint, InboxItem, Transient
 from holdfast.views.calls import CallView
 from holdfast.views.context import ContextView
@@ -104,6 +105,19 @@ class SyncSession(Generic[T]):
     def retry(self, *, takeover: bool = False) -> ResultOf[T] | None:
         """Take up the last turn again if it ended without a value; see `Runtime.retry`."""
         return self.runtime.wait(self._session.retry(takeover=takeover))
+
+    def configure(
+        self,
+        *,
+        by: str | None = None,
+        model: str | None = None,
+        leaf_model: str | None = None,
+        **settings: Unpack[SettingsOptions],
+    ) -> None:
+        """Change what the session is driven with from its next turn on; see `Runtime.configure`."""
+        self.runtime.wait(
+            self._session.configure(by=by, model=model, leaf_model=leaf_model, **settings)
+        )
 
     def compact(self, *strategies: str, takeover: bool = False) -> Compaction | None:
         """Shorten the transcript now; see `Runtime.compact`."""
