@@ -120,9 +120,7 @@ async def test_forks_and_compactions_replay(lab: Lab) -> None:
     assert (report.difference, report.cut, report.turns) == (None, None, 1)
 
 
-async def test_a_turn_that_ran_out_of_steps_replays_and_one_that_was_stopped_is_cut(
-    lab: Lab,
-) -> None:
+async def test_a_turn_that_ran_out_of_steps_replays(lab: Lab) -> None:
     runtime = await lab.open(replies(*[cell("print(1)")] * 9), max_steps=3)
     session = await runtime.start()
     await session.send("go")

@@ -274,10 +274,12 @@ def _of(found: Divergence, cut: str | None) -> Difference | None:
     if found.one is None or found.other is None:
         return None
     one, other = found.one.moment, found.other.moment
-    if cut is not None and _ends(one, other):
-        return None
     moment = one or other
     assert moment is not None
+    # Only the turn that is cut may end otherwise: what differs before it is a divergence.
+    in_cut = cut is not None and cut.startswith(f"turn {moment.turn}:")
+    if (cut is not None and other is None) or (in_cut and _ends(one, other)):
+        return None
     seq = None if one is None else one.seq
     return Difference(moment.kind, moment.turn, seq, found.one.values, found.other.values)
 
