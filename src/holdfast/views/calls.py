@@ -1,4 +1,4 @@
-"""Calls as readers see them: what was asked, how far it got, what came of it."""
+"""Calls as readers see them: request, stage and outcome."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ class CostView:
 def cost_of(state: State) -> CostView:
     """Return what a session itself has cost, without its children.
 
-    What is set aside for a child is left out: the child's own sums say what became of it.
+    What is set aside for a child is left out: the child's own sums have it.
     """
     spend = state.spend
     flying = [item for key, item in state.reserved.items() if is_model_call(key)]

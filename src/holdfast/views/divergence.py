@@ -203,7 +203,7 @@ async def _moments(store: SessionStore, line: list[_Stretch]) -> AsyncIterator[M
 
 
 class _Together:
-    """Calls that were under way at once: put in the order in which they were asked.
+    """Calls that were in flight at once, in the order in which they were asked.
 
     The log has outcomes in the order in which they came, which two runs need not share.
     """
@@ -213,7 +213,7 @@ class _Together:
         self._calls: dict[str, Moment] = {}
 
     def takes(self, event: Event, fact: Any) -> bool:
-        """Take a call, or what became of one; return whether the event is of that kind."""
+        """Take a call or the outcome of one; return whether the event is either."""
         match fact:
             case facts.LeafCalled():
                 if fact.status != "unknown":  # broken off, and asked again

@@ -1,6 +1,6 @@
 """Families: sessions that came out of one another, as a tree and with every relation between them.
 
-A session hangs under its parent, whose call it answers, else under the session it was forked from.
+A session is placed under its parent, whose call it answers, else under the source of its fork.
 Relations are what the logs say: parent and origin in `session.started`, the child named in
 `call.requested`, and lineage edges. Two that say the same of the same two sessions are one.
 """
@@ -35,7 +35,7 @@ class TreeNode:
     """The head of the source that it was forked from."""
     cost: CostView
     subtree: CostView
-    """The cost of the session and of all that hang under it."""
+    """The cost of the session and of all below it."""
     cut: str | None = None
     """The source that would close a cycle, where the tree was cut here."""
 
@@ -54,7 +54,7 @@ class Relation:
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """Sessions from the top down, each before what hangs under it, and how they are related."""
+    """Sessions from the top down, each before all below it, and how they are related."""
 
     wanted: str | None
     nodes: tuple[TreeNode, ...]
@@ -120,7 +120,7 @@ def _text(part: str | int | None) -> str | None:
 
 
 def _with_subtrees(nodes: list[TreeNode]) -> tuple[TreeNode, ...]:
-    """Return the nodes with the costs of what hangs under each added up, from the bottom."""
+    """Return the nodes with the costs of all below each added up, from the bottom."""
     summed: list[TreeNode] = []
     below: list[CostView] = []  # per depth, what the nodes seen there so far cost with theirs
     for node in reversed(nodes):
@@ -212,12 +212,12 @@ def _places(found: Sequence[SessionInfo], wanted: str | None) -> list[_Place]:
 
 
 def _source(info: SessionInfo, known: dict[str, SessionInfo]) -> str | None:
-    """Return the session that this one hangs under, if the store has it."""
+    """Return the session that this one is placed under, if the store has it."""
     return next((source for source in (info.parent, info.origin) if source in known), None)
 
 
 def _cut_cycles(above: dict[str, str | None]) -> dict[str, str]:
-    """Put one session of each cycle on top; return those and what they hung under.
+    """Put one session of each cycle on top; return those and their sources.
 
     Sessions of different stores can have the same ids, so that imports may name each other as
     their source.

@@ -1,4 +1,4 @@
-"""A family as a picture: the text that Graphviz (`dot`) and Mermaid draw."""
+"""A family as a graph: the text that Graphviz (`dot`) and Mermaid draw."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ class LeafCounts:
 
 @dataclass(frozen=True, slots=True)
 class CellTranscript:
-    """One code cell of a reply and what came of it."""
+    """One code cell of a reply, its output and status."""
 
     eval: int
     status: str

@@ -59,7 +59,7 @@ def turn_view(seq: int, at: str, started: facts.TurnStarted, put: facts.TurnPut 
 
 @dataclass(frozen=True, slots=True)
 class StepView:
-    """A step: how it began and what came of it."""
+    """A step: how it began and how it ended."""
 
     seq: int
     at: str
