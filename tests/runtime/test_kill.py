@@ -275,7 +275,7 @@ async def test_what_kills_its_process_every_time_is_stopped_until_it_is_forced(
         assert "force" in refused.error
         # Lost calls are settled as unknown; nobody takes the turn to have been free.
         assert (await runtime.state(SESSION)).spend.unknown_usd >= 2
-        assert refused.unknown_calls == 1
+        assert refused.unknown_calls >= 1
         forced = await runtime.resume(SESSION, force=True)
         assert isinstance(forced, holdfast.Final)
         assert forced.value == FINALS[0]

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from holdfast.core import values
+from holdfast.core.errors import InvalidRecord
 from holdfast.core.messages import Message, to_record
 from holdfast.core.records import canonical, digest_id
 from holdfast.models.port import ToolSpec
@@ -23,7 +24,11 @@ def chained(digest: str, messages: Iterable[Message]) -> str:
     """Return the digest of a transcript that goes on with these messages."""
     for message in messages:
         record, _ = to_record(message)
-        digest = digest_id(digest.encode() + canonical(record))
+        try:
+            body = canonical(record)
+        except InvalidRecord:
+            body = values.encode_json(record)  # text with a lone surrogate, which no record holds
+        digest = digest_id(digest.encode() + body)
     return digest
 
 
