@@ -28,7 +28,7 @@ ASK = cell("x = ask('Which port?')\ny = x.upper()\nFINAL(f'to {y}')")
 async def waiting(lab: Lab, code: str = ASK, **options: Any) -> tuple[holdfast.Runtime, str]:
     """Start a session whose turn waits, and close the runtime that began it."""
     first = await lab.open(replies(code, cell("FINAL(None)")), **options)
-    session = await first.start()
+    session = await first.start(agent=next(iter(first.agents)))
     result = await session.send("x")
     assert isinstance(result, holdfast.Suspended), result
     await first.close()
@@ -123,7 +123,7 @@ async def test_three_questions_one_after_the_other_are_asked_once_each(lab: Lab)
     assert len(lab.requests) == 1
 
 
-def desk(**rules: Any) -> tuple[holdfast.Agent, list[Any]]:
+def desk(name: str = "default", **rules: Any) -> tuple[holdfast.Agent, list[Any]]:
     sent: list[Any] = []
 
     def send(to: str, text: str = "hi") -> str:
@@ -132,7 +132,7 @@ def desk(**rules: Any) -> tuple[holdfast.Agent, list[Any]]:
         return f"sent to {to}"
 
     made = make_tool(send, **rules)
-    return holdfast.Agent(tools=[Toolset("mail", 1, (made,))]), sent
+    return holdfast.Agent(name, tools=[Toolset("mail", 1, (made,))]), sent
 
 
 GATED = cell(
@@ -272,7 +272,7 @@ async def test_a_message_to_a_session_that_waits_is_refused_or_queued(lab: Lab) 
 
 
 async def test_an_answer_needs_no_agent_and_survives_the_death_of_everyone(lab: Lab) -> None:
-    agent, sent = desk(approval=True)
+    agent, sent = desk("postman", approval=True)
     owner, session = await waiting(lab, GATED, agents=[agent])
     await owner.close()
     outsider = await lab.open(replies())

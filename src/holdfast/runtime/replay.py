@@ -149,7 +149,9 @@ async def _begin(
     )
     state = await store.create_session(fresh, started, adopt_from=session)
     toolsets = tuple(_toolset(stamp, recording) for stamp in plan.stamps)
-    return Warm(plan, toolsets, await load_transcript(store, state), state)
+    transcript = await load_transcript(store, state)
+    # A replay keeps what was recorded, whatever agent is here.
+    return Warm(plan, toolsets, transcript, state, compared=True)
 
 
 def _toolset(stamp: dict[str, Any], recording: SessionRecording) -> Toolset:
