@@ -7,12 +7,14 @@ import sys
 import tempfile
 from pathlib import Path
 
+import apsw
 import pytest
 
 from holdfast.core.facts import SessionStarted
 from holdfast.stores.sqlite.store import SqliteSessionStore
 from holdfast.testing.driver import drive
 
+FORMATS = sorted(Path(__file__).parent.glob("formats/*.sql"))
 SECONDS = 60
 
 # Answers each line with what it sees. Permissions do not bind root, so it becomes another user,
@@ -151,6 +153,25 @@ async def test_a_closed_store_can_be_looked_at(place):
     assert look.ask("seen") == seen
     assert look.end() == ""
     assert place.names() == before
+
+
+@pytest.mark.parametrize("dump", FORMATS, ids=lambda dump: dump.stem)
+async def test_a_store_of_an_older_format_can_be_looked_at(place, dump):
+    place.store.mkdir()
+    connection = apsw.Connection(str(place.store / "events.db"))
+    connection.execute(dump.read_text(encoding="utf-8"))
+    connection.execute("UPDATE sessions SET id = 's-1' WHERE id = 'first'")
+    connection.close()
+    place.lock()
+    before = {path: path.read_bytes() for path in place.store.rglob("*")}
+    look = place.look()
+    for _ in range(2):
+        seen = look.ask("seen")
+        assert seen["sessions"] == {"s-1": 2, "second": 2}
+        assert seen["events"] == 2
+    assert {code for code, _ in look.ask("writes")} == {"nothing_written"}
+    assert look.end() == ""
+    assert {path: path.read_bytes() for path in place.store.rglob("*")} == before
 
 
 async def test_a_look_sees_what_others_write_meanwhile(place):

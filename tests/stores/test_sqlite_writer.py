@@ -356,15 +356,6 @@ async def test_an_append_whose_lease_is_gone_is_fenced_off(store, change, releas
     assert [event.seq for event in await store.read_events("talk")] == [1, 2]
 
 
-async def test_an_append_beside_another_log_of_the_same_length_is_refused(store):
-    lease, state = await start(store, "talk")
-    other = apsw.Connection(str(store._path / "events.db"))
-    other.execute("UPDATE sessions SET digest = zeroblob(32)")
-    with pytest.raises(Corruption):
-        await store.append(lease, state.seq, [message(1)])
-    assert other.execute("SELECT count(*) FROM events").get == 1
-
-
 async def test_appends_leave_snapshots(store):
     lease, state = await start(store, "talk")
     for number in range(1, SNAPSHOT_EVENTS + 3):

@@ -46,7 +46,7 @@ async def filled(path: Path) -> None:
         ("UPDATE sessions SET head = NULL", "state"),
         ("UPDATE sessions SET digest = zeroblob(32)", "state"),
         ("UPDATE sessions SET seq = 3", "state"),
-        ("UPDATE sessions SET seq = 9", "gap"),
+        ("UPDATE sessions SET seq = 9", "state"),
         ("UPDATE inbox SET consumed_seq = 77", "inbox"),
         (
             "DELETE FROM payloads WHERE data = CAST(replace(hex(zeroblob(450)), '0', 'y') AS BLOB)",

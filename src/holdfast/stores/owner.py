@@ -15,12 +15,15 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
-from holdfast.core.errors import HandleForked
+import msgspec
+
+from holdfast.core.errors import Corruption, HandleForked
 from holdfast.core.ids import new_owner_id
 from holdfast.stores.port import HEARTBEAT_SECONDS, LEASE_SECONDS
 
@@ -59,6 +62,21 @@ class Heartbeat:
     def _is_gone(self) -> bool:
         same_table = (self.boot, self.namespace) == (boot_id(), pid_namespace())
         return same_table and self.boot != "" and process_start(self.pid) != self.started
+
+
+_COLUMNS = tuple(field.name for field in fields(Heartbeat))
+
+
+def read_heartbeat(columns: Sequence[Any]) -> Heartbeat:
+    """Return a sign of life as it was stored; Corruption where it is damaged."""
+    try:
+        return msgspec.convert(dict(zip(_COLUMNS, columns, strict=True)), Heartbeat)
+    except (msgspec.ValidationError, ValueError) as error:
+        raise Corruption(
+            f"the heartbeat of owner {columns[0]!r} is damaged: {error}; if no process drives by "
+            "it any more, acquire its sessions with takeover=True",
+            owner=columns[0],
+        ) from error
 
 
 class Owner:

@@ -142,6 +142,7 @@ class SessionInfo:
     labels: dict[str, str] = field(default_factory=dict)
     imported: bool = False
     inbox: int = 0  # items not consumed yet
+    digest: str = ""  # of the last event
 
 
 @dataclass(frozen=True, slots=True)

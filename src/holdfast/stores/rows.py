@@ -124,6 +124,7 @@ def info_of(state: State, live: bool, imported: bool, waiting: int) -> SessionIn
         labels=state.labels,
         imported=imported,
         inbox=waiting,
+        digest=state.digest,
     )
 
 
@@ -257,6 +258,18 @@ def held_error(info: LeaseInfo) -> LeaseHeld:
         holder=info.holder,
         owner=info.owner,
         epoch=info.epoch,
+    )
+
+
+def log_stolen(lease: Lease, dead: LeaseInfo) -> None:
+    """Log that a lease was taken from an owner that is dead."""
+    logger.warning(
+        "session %s: epoch %d takes the lease from %s (owner %s, epoch %d), which is dead",
+        lease.session,
+        lease.epoch,
+        dead.holder,
+        dead.owner,
+        dead.epoch,
     )
 
 

@@ -25,12 +25,14 @@ from holdfast.core.errors import (
 )
 from holdfast.core.events import Event, check_digest
 from holdfast.core.fold import apply
+from holdfast.core.ids import check_id, friendly_name
 from holdfast.core.payloads import Reachable, Slot, size_error, walk
 from holdfast.core.state import State, empty
 from holdfast.stores import rows, waits
 from holdfast.stores.port import (
     PendingFilter,
     Problem,
+    SessionFilter,
     SessionInfo,
     SessionStore,
     VerifyReport,
@@ -45,6 +47,7 @@ _MOVING = frozenset({"status", "imported", "inbox"})
 
 async def verify(store: SessionStore, session_id: str) -> VerifyReport:
     """Return what checking a whole session found."""
+    check_id(session_id)
     run = _Verification(store, session_id)
     for _ in range(TRIES):
         last = await _last(store, session_id)
@@ -189,6 +192,7 @@ class _Verification:
         try:
             stored = await self.store.load_state(self.session)
             info = await self.store.session_info(self.session)
+            listed = await self._listed()
         except UNREADABLE as error:
             self.wrong("state", str(error))
             return True
@@ -203,9 +207,24 @@ class _Verification:
         ]
         if names:
             self.wrong("state", f"the stored state differs from the log in {', '.join(names)}")
-        self._compare_listing(info, self.state)
+        if listed is None:
+            self.wrong("state", "the session is not listed by its name")
+        else:
+            self._compare_listing(listed, self.state)
         await self._compare_waits(self.state)
         return True
+
+    async def _listed(self) -> SessionInfo | None:
+        """Return what listings show of the session, which may be less true than `session_info`."""
+        where, cursor = SessionFilter(name=friendly_name(self.session)), None
+        while True:
+            page = await self.store.list_sessions(where, cursor=cursor)
+            for info in page.sessions:
+                if info.id == self.session:
+                    return info
+            cursor = page.cursor
+            if cursor is None:
+                return None
 
     def _compare_listing(self, info: SessionInfo, state: State) -> None:
         wanted = rows.info_of(state, live=True, imported=False, waiting=0)

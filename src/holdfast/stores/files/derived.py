@@ -18,15 +18,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from holdfast.blobs.disk import TEMPORARY, Disk
 from holdfast.core.events import Event
 from holdfast.core.payloads import Slot, from_record
 from holdfast.core.records import Record
 from holdfast.stores import rows
 from holdfast.stores.files import tip as tips
-from holdfast.stores.files.lease_file import UNREADABLE
 from holdfast.stores.files.session_files import SessionFiles
 from holdfast.stores.files.tip import Tip
 
@@ -86,11 +83,8 @@ def remove(files: SessionFiles) -> None:
 
 def _done(files: SessionFiles) -> int:
     """Return how far the copies on disk go."""
-    try:
-        record = msgspec.json.decode(files.place.disk.read(files.run_path))
-        found = tips.from_snapshot(files.log, record["snapshot"])
-    except (OSError, KeyError, TypeError, *UNREADABLE):
-        return 0
+    record = files.run_record()
+    found = None if record is None else tips.from_snapshot(files.log, record.get("snapshot"))
     return 0 if found is None else found.state.seq
 
 
@@ -104,8 +98,8 @@ def _write(files: SessionFiles, tip: Tip, after: int) -> None:
     info = rows.info_of(
         tip.state, files.is_live(holding), files.is_imported(holding), len(tip.pending)
     )
-    record = {"format": 1, **asdict(info), "snapshot": tips.to_snapshot(tip)}
-    swap(files.place.disk, files.run_path, _pretty(record))
+    record = {"format": tips.RUN_FORMAT, **asdict(info), "snapshot": tips.to_snapshot(tip)}
+    swap(files.place.disk, files.run_path, _pretty(record | {"check": tips.checksum(record)}))
     files.derived_seq, files.derived_at = tip.state.seq, time.monotonic()
     files.derived_status = tip.state.status
 

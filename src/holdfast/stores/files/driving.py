@@ -48,6 +48,9 @@ def acquire(
         replace_file(files, files.lease_path, holding_bytes(new), what)
         lease = Lease(files.id, heartbeat.owner, epoch, tip.state.seq, len(tip.pending))
         held[files.address] = lease
+    if info is not None and not unclaimed:
+        rows.log_stolen(lease, info)
+    derived.refresh(files)
     return lease
 
 

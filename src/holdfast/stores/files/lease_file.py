@@ -49,7 +49,10 @@ def holding_bytes(holding: Holding) -> bytes:
 
 
 def read_heartbeat(disk: Disk, path: Path) -> Heartbeat | None:
-    """Return an owner's last sign of life."""
+    """Return an owner's last sign of life.
+
+    It is not synced, so a power cut may garble it, and its owner does not outlive that.
+    """
     try:
         return msgspec.json.decode(disk.read(path), type=Heartbeat)
     except (FileNotFoundError, *UNREADABLE):

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -21,6 +21,7 @@ from holdfast.blobs.disk import Disk
 from holdfast.core.errors import (
     Corruption,
     HoldfastError,
+    InvalidRecord,
     NothingWritten,
     OutcomeUnknown,
     SessionDeleted,
@@ -96,6 +97,7 @@ class SessionFiles:
         self.derived_seq: int | None = None
         self.derived_at = 0.0
         self.derived_status = ""
+        self._reported = False
         self._tip: Tip | None = None
         self._mutex = threading.RLock()
 
@@ -323,12 +325,35 @@ class SessionFiles:
     def _blob(self, payload_id: str) -> bytes | None:
         return self.place.blobs.get(self.tenant, payload_id)
 
-    def _snapshot(self) -> Tip | None:
+    def run_record(self) -> dict[str, Any] | None:
+        """Return what `run.json` holds, None where there is none; damage is reported once.
+
+        Then the log is read from its start instead, and the next writer makes the file anew.
+        """
         try:
-            record = msgspec.json.decode(self.place.disk.read(self.run_path))
-            return tips.from_snapshot(self.log, record["snapshot"])
-        except (OSError, KeyError, TypeError, *UNREADABLE):
-            return None  # whatever is wrong with it: the log is read from its start instead
+            data = self.place.disk.read(self.run_path)
+        except OSError:
+            return None
+        try:
+            record: dict[str, Any] = msgspec.json.decode(data, type=dict[str, Any])
+            if record.get("format") != tips.RUN_FORMAT:
+                return None  # of another release
+            if record.pop("check") == tips.checksum(record):
+                return record
+        except (KeyError, InvalidRecord, *UNREADABLE):
+            pass
+        if not self._reported:
+            self._reported = True
+            _log.warning(
+                "run.json of session %s does not agree with its checksum; the log counts, and the "
+                "next write makes it anew",
+                self.address.key,
+            )
+        return None
+
+    def _snapshot(self) -> Tip | None:
+        record = self.run_record()
+        return None if record is None else tips.from_snapshot(self.log, record.get("snapshot"))
 
 
 def write_failed(what: str, error: OSError) -> NothingWritten:

@@ -22,6 +22,9 @@ from holdfast.core.state import State, empty
 from holdfast.stores.files.inbox_file import InboxFile
 from holdfast.stores.files.log_file import LogFile
 
+RUN_FORMAT = 2
+"""Format of `run.json`."""
+
 
 @dataclass(frozen=True, slots=True)
 class Tip:
@@ -94,19 +97,18 @@ def _fold_lines(log: LogFile, tip: Tip, size: int, lenient: bool) -> tuple[Tip, 
 
 
 def to_snapshot(tip: Tip) -> Record:
-    """Return a tip as `run.json` keeps it, with a checksum of its own."""
+    """Return a tip as `run.json` keeps it."""
     body = msgspec.json.decode(msgspec.json.encode(tip))  # as it is when it is read back
     body["pending"] = sorted(body["pending"])
-    return {"check": _check(body), "fold": FOLD_VERSION, "tip": body}
+    return {"fold": FOLD_VERSION, "tip": body}
 
 
 def from_snapshot(log: LogFile, record: Any) -> Tip | None:
-    """Return the tip of a snapshot, None where it is damaged, of another fold or another log."""
+    """Return the tip of a snapshot, None where it is of another fold or another log."""
     try:
-        body = record["tip"]
-        if record["fold"] != FOLD_VERSION or record["check"] != _check(body):
+        if record["fold"] != FOLD_VERSION:
             return None
-        tip = msgspec.convert(body, Tip, str_keys=True)
+        tip = msgspec.convert(record["tip"], Tip, str_keys=True)
     except (KeyError, TypeError, ValueError, InvalidRecord):
         return None
     if tip.state.session != log.session or not holds(log, tip, log.size()):
@@ -118,5 +120,6 @@ def from_snapshot(log: LogFile, record: Any) -> Tip | None:
     return tip if (last.seq, last.digest) == (tip.state.seq, tip.state.digest) else None
 
 
-def _check(body: Any) -> str:
-    return hashlib.sha256(canonical(body)).hexdigest()
+def checksum(record: Any) -> str:
+    """Return what `run.json` says of all else in it."""
+    return hashlib.sha256(canonical(record)).hexdigest()

@@ -298,8 +298,12 @@ class MemorySessionStore(TenantHandle):
             if log.imported and not takeover:
                 raise rows.imported_error(session_id)
             log.imported = False
+            dead = None if log.owner is None else self.bank.lease_info(log)
             log.owner, log.epoch = self._owner, log.epoch + 1
-            return Lease(session_id, self._owner, log.epoch, log.state.seq, log.waiting)
+            lease = Lease(session_id, self._owner, log.epoch, log.state.seq, log.waiting)
+        if dead is not None:
+            rows.log_stolen(lease, dead)
+        return lease
 
     async def renew(self, lease: Lease) -> None:
         """Prove that the lease still holds."""

@@ -6,6 +6,7 @@ needs to be told when another process writes or a transaction is rolled back.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -13,12 +14,14 @@ import msgspec
 
 from holdfast.core.errors import Corruption, InvalidInput
 from holdfast.core.events import Event, chain_start, check_digest
-from holdfast.core.fold import apply
+from holdfast.core.fold import FOLD_VERSION, apply
 from holdfast.core.state import State, empty
 from holdfast.stores import snapshots
 from holdfast.stores.checks import LARGEST
 from holdfast.stores.relational.plan import Change, ChangeMany, Plan, Query, first
 from holdfast.stores.relational.sessions import SessionRow
+
+logger = logging.getLogger("holdfast.stores")
 
 CACHED_STATES = 4096
 PAGE_EVENTS = 1000
@@ -76,11 +79,24 @@ def page(
         way = "backward" if reverse else "forward"
         found = yield Query(f"events_of_types_{way}", (*bounds, wanted, limit))
         return [_event(row.id, stored) for stored in found]
-    return list((yield from _gapless(row, after, before, limit, reverse)))
+    tip = yield from _tip(row)
+    return list((yield from _gapless(row, tip, after, before, limit, reverse)))
+
+
+def _tip(row: SessionRow) -> Plan[int]:
+    """Return how far the log must go: as its row says, unless its last event shows it wrong."""
+    if type(row.seq) is int and (yield from _digest_at(row, row.seq)) is not None:
+        return row.seq
+    last = yield from first("last_event", row.key)
+    whole = last is not None and (last[1] == row.digest or type(row.seq) is not int)
+    if whole and type(last[0]) is int:
+        seq: int = last[0]
+        return seq
+    return row.seq if type(row.seq) is int else 1
 
 
 def _gapless(
-    row: SessionRow, after: int, before: int | None, limit: int, reverse: bool
+    row: SessionRow, tip: int, after: int, before: int | None, limit: int, reverse: bool
 ) -> Plan[Iterator[Event]]:
     """Return a page's events, each decoded and checked for gaps when it is taken."""
     end = LARGEST if before is None else before
@@ -88,12 +104,11 @@ def _gapless(
     found = yield Query(f"events_{way}", (row.key, after, end, limit))
 
     def events() -> Iterator[Event]:
-        tip = row.seq if type(row.seq) is int else LARGEST  # a damaged row says nothing of its end
         last = min(end - 1, tip)
         due, step = (last, -1) if reverse else (after + 1, 1)
         for stored in found:
             event = _event(row.id, stored)
-            # What is beyond the end that the row names is shown: it is the row that is wrong.
+            # What is beyond that end is shown: it is the row that is wrong.
             if event.seq != due and not (reverse and event.seq > due == last):
                 raise gap(row, due)
             yield event
@@ -162,10 +177,33 @@ def is_stored(state: State, row: SessionRow | None) -> Plan[bool]:
 
 
 class States:
-    """The states of sessions, from memory where it is right, else from snapshot and log."""
+    """The states of sessions, from memory where it is right, else from snapshot and log.
+
+    The log wins over what is derived from it. A row or a snapshot that disagrees is reported once
+    and not believed; whoever writes to the session next makes it anew.
+    """
 
     def __init__(self) -> None:
         self._known: dict[int, State] = {}
+        self._reported: set[tuple[str, int]] = set()
+        self._lacking: set[int] = set()
+
+    def report(self, row: SessionRow, what: str) -> None:
+        """Warn once that something derived from a session's log does not agree with it."""
+        if (what, row.key) not in self._reported:
+            self._reported.add((what, row.key))
+            logger.warning(
+                "%s of session %s does not agree with its log; the log counts, and the next write "
+                "makes it anew",
+                what,
+                row.address.key,
+            )
+
+    def needs_snapshot(self, key: int) -> bool:
+        """Tell once whether a session has no snapshot to load from although it should."""
+        lacking = key in self._lacking
+        self._lacking.discard(key)
+        return lacking
 
     def remember(self, key: int, state: State) -> None:
         """Keep the state of the session with a key in memory."""
@@ -176,27 +214,62 @@ class States:
     def load(self, row: SessionRow) -> Plan[State]:
         """Return the state at the tip of a session's log."""
         known = self._known.get(row.key)
-        if known is not None and _is_at(known, row):
+        if known is not None and is_at(known, row):
             return known
-        state = (yield from _restore(row)) or empty(row.id)
-        start = -1
+        state = (yield from self._restore(row)) or empty(row.id)
+        loaded, start = state.seq, -1
         while start < state.seq:
             start = state.seq
-            for event in (yield from _gapless(row, start, None, PAGE_EVENTS, reverse=False)):
+            for event in (yield from _gapless(row, 0, start, None, PAGE_EVENTS, reverse=False)):
                 check_digest(state.digest, event)
                 state = apply(state, event)
-        if not _is_at(state, row):
-            raise gap(row, state.seq + 1)
+        if not is_at(state, row):
+            if _may_be_cut_off(state, row):
+                raise gap(row, state.seq + 1)
+            self.report(row, "the row")
+        if state.tenant != row.tenant:
+            raise Corruption(
+                f"the row of session {row.id!r} names another tenant than its log; restore it from "
+                "an export",
+                session=row.id,
+            )
+        if state.seq - loaded > snapshots.SNAPSHOT_EVENTS:
+            self._lacking.add(row.key)
         known = self._known.get(row.key)
         if known is None or known.seq <= state.seq:
             # A reader may be behind the writer; the newer state stays.
             self.remember(row.key, state)
         return state
 
+    def _restore(self, row: SessionRow) -> Plan[State | None]:
+        found = yield from first("get_snapshot", row.key)
+        if found is None:
+            return None
+        seq, fold, digest, checksum, body = found
+        state = None
+        try:
+            snapshot = snapshots.Snapshot(seq, fold, digest.hex(), checksum.hex(), bytes(body))
+            state = snapshots.restore(row.id, snapshot, (yield from _digest_at(row, seq)))
+        except (AttributeError, TypeError):
+            pass  # columns of the wrong type
+        if state is None and fold == FOLD_VERSION:  # else another release made it
+            self.report(row, "the snapshot")
+            self._lacking.add(row.key)
+        return state
 
-def _is_at(state: State, row: SessionRow) -> bool:
+
+def is_at(state: State, row: SessionRow) -> bool:
     """Tell whether a state is at the position of its session's row, digest included."""
     return state.seq == row.seq and bytes.fromhex(state.digest) == row.digest
+
+
+def _may_be_cut_off(state: State, row: SessionRow) -> bool:
+    """Tell whether a row names an event that may have been lost from the end of the log.
+
+    Then the row is the last witness of what was acknowledged, and nobody may go on without it.
+    """
+    ahead = type(row.seq) is int and row.seq > state.seq
+    return ahead and row.digest != bytes.fromhex(state.digest)
 
 
 def gap(row: SessionRow, seq: int) -> Corruption:
@@ -217,20 +290,8 @@ def take_snapshot(key: int, state: State) -> Plan[None]:
     yield Change("put_snapshot", (key, taken.seq, taken.fold, digest, checksum, taken.body))
 
 
-def _restore(row: SessionRow) -> Plan[State | None]:
-    found = yield from first("get_snapshot", row.key)
-    if found is None:
-        return None
-    seq, fold, digest, checksum, body = found
-    try:
-        snapshot = snapshots.Snapshot(seq, fold, digest.hex(), checksum.hex(), bytes(body))
-    except (AttributeError, TypeError):
-        return None
-    return snapshots.restore(row.id, snapshot, (yield from _digest_at(row, seq)))
-
-
 def _digest_at(row: SessionRow, seq: int) -> Plan[str | None]:
     if seq == 0:
         return chain_start(row.id)
     found = yield from first("event_digest", row.key, seq)
-    return None if found is None else found[0].hex()
+    return found[0].hex() if found is not None and type(found[0]) is bytes else None

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import astuple
 from typing import Any
 
 from holdfast.core.errors import Corruption
 from holdfast.stores import rows
-from holdfast.stores.owner import Heartbeat
+from holdfast.stores.owner import Heartbeat, read_heartbeat
 from holdfast.stores.port import Lease, LeaseInfo
 from holdfast.stores.relational.plan import Change, Plan, Query, first
 from holdfast.stores.relational.sessions import SessionRow
@@ -31,15 +32,19 @@ def beat_if_driving(sign: Heartbeat) -> Plan[bool]:
 
 
 def heartbeat(owner: str) -> Plan[Heartbeat | None]:
-    """Return an owner's last sign of life."""
+    """Return an owner's last sign of life; Corruption where its row is damaged."""
     found = yield from first("get_owner", owner)
-    return None if found is None else Heartbeat(*found)
+    return None if found is None else read_heartbeat(found)
 
 
 def live_owners() -> Plan[list[str]]:
     """Return the owners that are alive."""
-    signs = [Heartbeat(*found) for found in (yield Query("all_owners"))]
-    return [sign.owner for sign in signs if sign.is_alive()]
+    alive = []
+    for found in (yield Query("all_owners")):
+        with suppress(Corruption):  # who wants the lease of such an owner is told
+            sign = read_heartbeat(found)
+            alive += [sign.owner] if sign.is_alive() else []
+    return alive
 
 
 def leave(owner: str) -> Plan[None]:
@@ -51,9 +56,12 @@ def leave(owner: str) -> Plan[None]:
 def forget_dead_owners() -> Plan[None]:
     """Remove the rows of owners that are dead and hold nothing."""
     for found in (yield Query("list_owners")):
-        sign = Heartbeat(*found)
-        if not sign.is_alive():
-            yield Change("delete_owner", (sign.owner,))
+        try:
+            alive = read_heartbeat(found).is_alive()
+        except Corruption:
+            alive = False
+        if not alive:
+            yield Change("delete_owner", (found[0],))
 
 
 def holder(row: SessionRow) -> Plan[LeaseInfo | None]:
@@ -74,11 +82,12 @@ def check(row: SessionRow, lease: Lease) -> Plan[None]:
         raise rows.lost_error(lease, (yield from holder(row)))
 
 
-def check_free(row: SessionRow) -> Plan[None]:
-    """Raise LeaseHeld where someone alive drives a session."""
+def check_free(row: SessionRow) -> Plan[LeaseInfo | None]:
+    """Raise LeaseHeld where someone alive drives a session; return a dead owner's lease."""
     found = yield from holder(row)
     if found is not None and found.live:
         raise rows.held_error(found)
+    return found
 
 
 def take(row: SessionRow, owner: str) -> Plan[int]:
@@ -109,6 +118,9 @@ class Liveness:
         if owner is None:
             return False
         if owner not in self._known:
-            sign = yield from heartbeat(owner)
-            self._known[owner] = sign is not None and sign.is_alive()
+            try:
+                sign = yield from heartbeat(owner)
+                self._known[owner] = sign is not None and sign.is_alive()
+            except Corruption:
+                self._known[owner] = False  # one damaged row hides no session
         return self._known[owner]

@@ -28,7 +28,7 @@ from holdfast.stores.port import (
     SessionPage,
     Transient,
 )
-from holdfast.stores.relational import events, inbox, leases, payloads, pending, sessions
+from holdfast.stores.relational import derived, events, inbox, leases, payloads, pending, sessions
 from holdfast.stores.relational.engine import Engine
 from holdfast.stores.relational.plan import Job, Plan
 from holdfast.stores.tenancy import Address, TenantHandle
@@ -94,9 +94,7 @@ class RelationalReading(TenantHandle):
     async def session_info(self, session_id: str) -> SessionInfo:
         """Return one session's row of a listing."""
         address = self._at(session_id)
-        return await self._engine.read(
-            lambda: sessions.info(address, leases.Liveness()), session_id
-        )
+        return await self._engine.read(lambda: derived.info(self._states, address), session_id)
 
     async def list_sessions(
         self,

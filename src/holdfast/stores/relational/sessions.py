@@ -138,11 +138,10 @@ IsLive = Callable[[str | None], Plan[bool]]
 """Tells whether an owner is alive."""
 
 
-def info(address: Address, is_live: IsLive) -> Plan[SessionInfo]:
-    """Return what a listing shows of one session."""
-    found = yield from find(address)
-    row = yield from first("session_info", found.key)
-    return (yield from _info(row, is_live))
+def listed(row: SessionRow, is_live: IsLive) -> Plan[SessionInfo]:
+    """Return what a listing shows of one session, as its row has it."""
+    found = yield from first("session_info", row.key)
+    return (yield from _info(found, is_live))
 
 
 def page(
@@ -197,13 +196,14 @@ def _labels(text: str) -> dict[str, str]:
 
 def _info(row: Any, is_live: IsLive) -> Plan[SessionInfo]:
     (
-        _, session_id, tenant, kind, agent, parent, origin, labels, started_at, imported,
+        _, session_id, name, tenant, kind, agent, parent, origin, labels, started_at, imported,
         owner, seq, stored, updated_at, turns, last_turn, head, usd, tokens, unknown_usd, waiting,
+        digest,
     ) = map(_readable, row)  # fmt: skip
     interrupted = stored == status.RUNNING and not (yield from is_live(owner))
     return SessionInfo(
         id=session_id,
-        name=friendly_name(session_id),
+        name=name,
         tenant=tenant,
         kind=kind,
         agent=agent,
@@ -222,4 +222,5 @@ def _info(row: Any, is_live: IsLive) -> Plan[SessionInfo]:
         labels=_labels(labels),
         imported=bool(imported),
         inbox=waiting,
+        digest=digest,
     )

@@ -33,9 +33,11 @@ from holdfast.stores.port import (
     InboxDraft,
     InboxItem,
     Lease,
+    LeaseInfo,
 )
 from holdfast.stores.relational import (
     collecting,
+    derived,
     erasing,
     importing,
     leases,
@@ -52,6 +54,7 @@ from holdfast.stores.tenancy import Address
 logger = logging.getLogger("holdfast.stores")
 
 T = TypeVar("T")
+_Taken = tuple[Lease, LeaseInfo | None]
 
 BLOB_TRIES = 20
 
@@ -67,8 +70,8 @@ class RelationalSessionStore(RelationalReading):
 
     async def repair(self) -> None:
         """Make anew what is derived and was lost, as far as one query shows."""
-        if await self._engine.read(writes.has_lost_pending):
-            await self._engine.write(Job(partial(writes.repair_pending, self._states)))
+        if await self._engine.read(derived.has_lost_pending):
+            await self._engine.write(Job(partial(derived.repair_pending, self._states)))
 
     @property
     def owner(self) -> str:
@@ -164,30 +167,34 @@ class RelationalSessionStore(RelationalReading):
         address = self._at(session_id)
         sign = None if self._owner.is_fresh() else self._owner.heartbeat()
 
-        def taken(_: Lease) -> None:
+        def taken(_: _Taken) -> None:
             self._uncertain.pop(address, None)
             if sign is not None:
                 self._owner.stored(sign)
             self._owner.start()
 
-        job = Job(
-            lambda: writes.acquire(
-                address, self.owner, sign, self._uncertain.get(address), takeover=takeover
-            ),
-            session_id,
-            taken,
-            partial(writes.is_held, self.tenant),
-        )
+        def plan() -> Plan[_Taken]:
+            uncertain = self._uncertain.get(address)
+            claim = writes.Claim(address, self.owner, sign, uncertain, takeover)
+            return writes.acquire(self._states, claim)
+
+        def stored(done: _Taken) -> Plan[bool]:
+            return writes.is_held(self.tenant, done[0])
+
+        job: Job[_Taken] = Job(plan, session_id, taken, stored)
         try:
-            return await self._engine.write(job)
+            lease, dead = await self._engine.write(job)
         except OutcomeUnknown:
             if job.result is not None:
-                self._uncertain[address] = job.result.epoch
+                self._uncertain[address] = job.result[0].epoch
             raise
         except asyncio.CancelledError:
             if job.result is not None and job.error is None:
-                await self.release(job.result)
+                await self.release(job.result[0])
             raise
+        if dead is not None:
+            rows.log_stolen(lease, dead)
+        return lease
 
     async def renew(self, lease: Lease) -> None:
         """Prove that the lease still holds."""

@@ -19,10 +19,10 @@ from holdfast.core.payloads import Slot
 from holdfast.core.state import State, empty
 from holdfast.stores import rows, snapshots
 from holdfast.stores.owner import Heartbeat
-from holdfast.stores.port import Appended, InboxDraft, InboxItem, Lease
-from holdfast.stores.relational import events, inbox, leases, payloads, pending, sessions
+from holdfast.stores.port import Appended, InboxDraft, InboxItem, Lease, LeaseInfo
+from holdfast.stores.relational import derived, events, inbox, leases, payloads, pending, sessions
 from holdfast.stores.relational.events import States
-from holdfast.stores.relational.plan import Plan, Query
+from holdfast.stores.relational.plan import Plan
 from holdfast.stores.relational.sessions import SessionRow
 from holdfast.stores.tenancy import Address
 
@@ -77,13 +77,13 @@ def append(states: States, tenant: str, request: Request) -> Plan[tuple[Appended
     lease = request.lease
     row = yield from sessions.find(Address(tenant, lease.session), lock=True)
     yield from leases.check(row, lease)
-    if row.seq != request.after_seq:
-        raise PositionConflict(
-            f"session {row.id!r} is at event {row.seq}, not {request.after_seq}; load its state "
-            "again",
-            seq=row.seq,
-        )
     before = yield from states.load(row)
+    if before.seq != request.after_seq:
+        raise PositionConflict(
+            f"session {row.id!r} is at event {before.seq}, not {request.after_seq}; load its state "
+            "again",
+            seq=before.seq,
+        )
     batch = extend(
         before,
         request.facts,
@@ -121,7 +121,8 @@ def _store(
     if batch.payloads:
         yield from payloads.keep(row, batch.payloads.values(), used=True, unused=unused)
     yield from events.insert(row.key, batch.events)
-    if snapshots.is_due(batch.events[0].seq - 1, batch.state.seq):
+    due = snapshots.is_due(batch.events[0].seq - 1, batch.state.seq)
+    if states.needs_snapshot(row.key) or due:
         yield from events.take_snapshot(row.key, batch.state)
     states.remember(row.key, batch.state)
 
@@ -130,21 +131,6 @@ def is_stored(state: State) -> Plan[bool]:
     """Tell whether a state's last event is in the log."""
     row = yield from sessions.look_up(Address(state.tenant, state.session))
     return (yield from events.is_stored(state, row))
-
-
-def has_lost_pending() -> Plan[bool]:
-    """Tell whether a suspended session has no rows of waiting calls."""
-    return bool((yield Query("sessions_without_pending")))
-
-
-def repair_pending(states: States) -> Plan[None]:
-    """Make the rows of waiting calls anew for suspended sessions that have none."""
-    for address in map(Address._make, (yield Query("sessions_without_pending"))):
-        try:
-            row = yield from sessions.find(address, lock=True)
-            yield from pending.rebuild(row, (yield from states.load(row)))
-        except Corruption as error:
-            logger.warning("the waiting calls of session %s are unknown: %s", address.key, error)
 
 
 def put_payload(address: Address, item: Slot) -> Plan[Slot]:
@@ -163,24 +149,38 @@ def put_inbox(address: Address, draft: InboxDraft) -> Plan[tuple[InboxItem, int]
     return item, row.seq
 
 
-def acquire(
-    address: Address, owner: str, sign: Heartbeat | None, uncertain: int | None, *, takeover: bool
-) -> Plan[Lease]:
-    """Take the right to drive a session.
+class Claim(msgspec.Struct, frozen=True, gc=False):
+    """What a caller asks who wants to drive a session.
 
-    `sign` is a sign of life to store with it. `uncertain` is the epoch of a lease of this owner
-    whose commit seemed to fail: it was never handed out, so nobody drives by it.
+    `sign` is a sign of life to store with the lease. `uncertain` is the epoch of a lease of this
+    owner whose commit seemed to fail: it was never handed out, so nobody drives by it.
     """
-    row = yield from sessions.find(address, lock=True)
-    if sign is not None:
-        yield from leases.beat(sign)
-    if row.owner != owner or row.epoch != uncertain:
-        yield from leases.check_free(row)
-    if row.imported and not takeover:
+
+    address: Address
+    owner: str
+    sign: Heartbeat | None
+    uncertain: int | None
+    takeover: bool
+
+
+def acquire(states: States, claim: Claim) -> Plan[tuple[Lease, LeaseInfo | None]]:
+    """Take the right to drive a session; return also the lease of a dead owner that it ends."""
+    row = yield from sessions.find(claim.address, lock=True)
+    if claim.sign is not None:
+        yield from leases.beat(claim.sign)
+    dead = None
+    if row.owner != claim.owner or row.epoch != claim.uncertain:
+        try:
+            dead = yield from leases.check_free(row)
+        except Corruption:
+            if not claim.takeover:
+                raise
+    if row.imported and not claim.takeover:
         raise rows.imported_error(row.id)
-    epoch = yield from leases.take(row, owner)
+    seq = yield from derived.restore(states, row)
+    epoch = yield from leases.take(row, claim.owner)
     waiting = yield from inbox.count_waiting(row)
-    return Lease(row.id, owner, epoch, row.seq, waiting)
+    return Lease(row.id, claim.owner, epoch, seq, waiting), dead
 
 
 def is_held(tenant: str, lease: Lease) -> Plan[bool]:

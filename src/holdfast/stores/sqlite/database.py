@@ -5,15 +5,18 @@ apsw is used because older ones can corrupt a WAL that two processes reset at on
 
 A file that this user may not write is opened to look. SQLite keeps locks and an index beside a
 write-ahead log, which a mere reader cannot make: where there is a log he uses what its writer left,
-and where there is none he reads the file as one that does not change, and looks whether it did.
+and where there is none he reads the file as one that does not change, and looks whether it did. One
+of an older format is read from a temporary copy that is brought to this one.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import logging
 import os
 import re
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -73,6 +76,7 @@ def _load_queries() -> dict[str, str]:
 SQL = _load_queries()
 
 
+@functools.cache
 def migrations() -> list[tuple[int, str, str]]:
     """Return (version, name, SQL text) of every migration in order."""
     files = sorted(
@@ -114,6 +118,10 @@ class Database:
         self._index = path.with_name(path.name + "-shm")
         writable = os.access(path, os.W_OK) and os.access(path.parent, os.W_OK)
         self.read_only = os.access(path, os.F_OK) and not writable
+        self.complete_copy: Callable[[apsw.Connection], object] = lambda _: None
+        """Makes what a migrated copy lacks that SQL alone cannot make."""
+        self._copy: tuple[tuple[int, ...], apsw.Connection] | None = None
+        self._copying = threading.Lock()
 
     def connect(self) -> apsw.Connection:
         """Return a new connection with this store's settings."""
@@ -137,7 +145,10 @@ class Database:
             try:
                 connection = self._connect_to_look()
                 try:
-                    result = work(connection)
+                    if int(connection.pragma("user_version")) in range(1, migrations()[-1][0]):
+                        result = self._look_at_copy(connection, before, work)
+                    else:
+                        result = work(connection)
                 finally:
                     connection.close(True)
             except (HoldfastError, *FAILURES) as error:
@@ -151,6 +162,24 @@ class Database:
             "it; try again, or copy the folder to where you can write",
             path=str(self.path),
         )
+
+    def _look_at_copy(
+        self,
+        connection: apsw.Connection,
+        mark: tuple[int, ...],
+        work: Callable[[apsw.Connection], T],
+    ) -> T:
+        """Do something with a copy of a database of an older format, brought to this one."""
+        with self._copying:
+            if self._copy is None or self._copy[0] != mark or self._find_log() is not None:
+                copy = apsw.Connection("")  # a temporary file that goes with its connection
+                with self.failures(StoreFailed, "copy"):
+                    with copy.backup("main", connection, "main") as backup:
+                        backup.step()
+                    self._migrate(copy, migrations())
+                    self.complete_copy(copy)
+                self._copy = (mark, copy)
+            return work(self._copy[1])
 
     def _connect_to_look(self) -> apsw.Connection:
         if not os.access(self.path, os.R_OK):
@@ -213,13 +242,6 @@ class Database:
             known = migrations()
             version = int(connection.pragma("user_version"))
             self._check_version(version, known[-1][0])
-            if self.read_only and version < known[-1][0]:
-                raise StoreFailed(
-                    f"{str(self.path)!r} has the older format {version} and cannot be written by "
-                    "this user; let its owner open it with this release, or copy the folder to "
-                    "where you can write",
-                    format=version,
-                )
             if not self.read_only and connection.pragma("journal_mode") != "wal":
                 self._enter_wal(connection)
             if version < known[-1][0]:

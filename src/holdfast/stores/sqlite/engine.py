@@ -12,6 +12,8 @@ import apsw
 
 from holdfast.blobs.port import BlobEntry, BlobStore
 from holdfast.core.errors import NothingWritten, StoreFailed
+from holdfast.stores.relational.derived import repair_pending
+from holdfast.stores.relational.events import States
 from holdfast.stores.relational.plan import (
     Change,
     ChangeMany,
@@ -38,6 +40,7 @@ class SqliteEngine:
         self._database = database
         self._connection = connection
         self._blobs = blobs
+        database.complete_copy = self._complete
         self._readers = Readers(database)
         self.where = str(database.path)
         self.read_only = database.read_only
@@ -93,6 +96,9 @@ class SqliteEngine:
                 return work()
 
         return await asyncio.to_thread(run)
+
+    def _complete(self, copy: apsw.Connection) -> None:
+        self._run(copy.cursor(), repair_pending(States()))
 
     def _run(self, cursor: apsw.Cursor, plan: Plan[T]) -> T:
         """Run a plan with a cursor; what a step raises is raised at the plan's yield."""

@@ -74,12 +74,13 @@ UPDATE sessions SET imported = ? WHERE key = ?
 DELETE FROM sessions WHERE key = ?
 
 -- part: session_columns
-  s.key, CAST(s.id AS BLOB), CAST(s.tenant AS BLOB), CAST(s.kind AS BLOB),
+  s.key, CAST(s.id AS BLOB), CAST(s.name AS BLOB), CAST(s.tenant AS BLOB), CAST(s.kind AS BLOB),
   CAST(s.agent AS BLOB), CAST(s.parent AS BLOB), CAST(s.origin AS BLOB),
   CAST(s.labels AS BLOB), CAST(s.started_at AS BLOB), s.imported, CAST(s.owner AS BLOB),
   s.seq, CAST(s.status AS BLOB), CAST(s.updated_at AS BLOB), s.turns, CAST(s.last_turn AS BLOB),
   CAST(s.head AS BLOB), CAST(s.usd AS BLOB), s.tokens, s.unknown_usd,
-  (SELECT count(*) FROM inbox i WHERE i.session = s.key AND i.consumed_seq IS NULL)
+  (SELECT count(*) FROM inbox i WHERE i.session = s.key AND i.consumed_seq IS NULL),
+  lower(hex(s.digest))
 
 -- part: session_filter
   s.key < :below
@@ -138,6 +139,9 @@ ORDER BY seq DESC LIMIT ?
 
 -- name: event_digest
 SELECT digest FROM events WHERE session = ? AND seq = ?
+
+-- name: last_event
+SELECT seq, digest FROM events WHERE session = ? ORDER BY seq DESC LIMIT 1
 
 -- name: event_digests
 SELECT seq, digest FROM events WHERE session = ?

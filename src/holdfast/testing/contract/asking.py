@@ -145,6 +145,20 @@ class LeaseContract(ContractPlace):
         assert now is not None
         assert (now.live, now.owner) == (True, store.owner)
 
+    async def test_taking_a_dead_owners_lease_is_logged_as_a_warning(
+        self, place: Place, store: SessionStore, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        driver = await drive(store)
+        await store.release(driver.lease)
+        await (await place.open()).acquire("s-1")
+        assert not [record for record in caplog.records if "takes the lease" in record.message]
+        await store.create_session("s-2", SessionStarted())
+        await self.die_holding(store, "s-2")
+        lease = await store.acquire("s-2")
+        (record,) = [record for record in caplog.records if "takes the lease" in record.message]
+        assert record.levelname == "WARNING"
+        assert f"session s-2: epoch {lease.epoch}" in record.message
+
     @pytest.mark.parametrize("steps", range(10))
     async def test_a_cancelled_acquire_leaves_no_lease_that_nobody_has(
         self, store: SessionStore, steps: int

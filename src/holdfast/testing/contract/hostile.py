@@ -108,6 +108,7 @@ class HostileContract(ContractPlace):
             lambda: store.erase(hostile, big.id, "rule"),
             lambda: store.erased(hostile),
             lambda: store.import_log(Copy(hostile, [])),
+            lambda: verify(store, hostile),
         ):
             with pytest.raises(InvalidId):
                 await verb()
