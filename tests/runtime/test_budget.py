@@ -25,7 +25,7 @@ def priced(text: str, usd: str | None, tokens: int = 10) -> ModelReply:
 
 
 async def test_the_step_limit_warns_the_model_and_then_ends_the_turn(lab: Lab) -> None:
-    runtime = await lab.open(replies(*["just talk"] * 10), max_steps=4)
+    runtime = await lab.open(replies(*[cell("x = 1")] * 10), max_steps=4)
     session = await runtime.start()
     result = await session.send("x")
     assert isinstance(result, holdfast.BudgetExceeded)
@@ -43,7 +43,7 @@ async def test_the_step_limit_warns_the_model_and_then_ends_the_turn(lab: Lab) -
 async def test_the_model_is_told_of_a_step_limit_that_is_near_from_the_start(
     lab: Lab, steps: int, told: list[str]
 ) -> None:
-    runtime = await lab.open(replies(*["just talk"] * 3), max_steps=steps)
+    runtime = await lab.open(replies(*[cell("x = 1")] * 3), max_steps=steps)
     session = await runtime.start()
     await session.send("x")
     for request, note in zip(lab.requests, told, strict=True):
@@ -156,7 +156,7 @@ async def test_a_lost_call_counts_at_its_ceiling_and_the_limit_goes_on_holding(
 
 
 async def test_the_token_limit_ends_the_turn(lab: Lab) -> None:
-    runtime = await lab.open(lambda request: priced("talk", "0", 50), max_tokens=250)
+    runtime = await lab.open(lambda request: priced(cell("x = 1"), "0", 50), max_tokens=250)
     session = await runtime.start()
     result = await session.send("x")
     assert isinstance(result, holdfast.BudgetExceeded)
@@ -165,7 +165,7 @@ async def test_the_token_limit_ends_the_turn(lab: Lab) -> None:
 
 async def test_the_context_limit_warns_and_then_ends_the_turn(lab: Lab) -> None:
     reply = cell("print('x' * 4000)")
-    runtime = await lab.open(replies(*[reply] * 20), context_tokens=4000, compaction="")
+    runtime = await lab.open(replies(*[reply] * 20), context_tokens=8000, compaction="")
     session = await runtime.start()
     result = await session.send("x")
     assert isinstance(result, holdfast.BudgetExceeded)
@@ -340,7 +340,7 @@ async def test_a_call_that_failed_counts_at_its_ceiling_and_the_session_goes_on(
 
 
 async def test_little_left_of_a_limit_is_written_once_and_told_to_the_model(lab: Lab) -> None:
-    runtime = await lab.open(lambda request: priced("talk", "0.3"), max_usd="1", max_steps=10)
+    runtime = await lab.open(lambda request: priced(cell("x = 1"), "0.3"), max_usd="1", max_steps=10)
     session = await runtime.start()
     result = await session.send("x")
     assert isinstance(result, holdfast.BudgetExceeded)
