@@ -340,7 +340,9 @@ async def test_a_call_that_failed_counts_at_its_ceiling_and_the_session_goes_on(
 
 
 async def test_little_left_of_a_limit_is_written_once_and_told_to_the_model(lab: Lab) -> None:
-    runtime = await lab.open(lambda request: priced(cell("x = 1"), "0.3"), max_usd="1", max_steps=10)
+    runtime = await lab.open(
+        lambda request: priced(cell("x = 1"), "0.3"), max_usd="1", max_steps=10
+    )
     session = await runtime.start()
     result = await session.send("x")
     assert isinstance(result, holdfast.BudgetExceeded)
