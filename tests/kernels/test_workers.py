@@ -31,13 +31,14 @@ SETTINGS = KernelSettings(
 )
 # The worker's own pipe, found as model code would find it.
 CHANNEL = (
-    "import gc, os\nfd = next(o.outgoing for o in gc.get_objects()"
+    "import gc, os\nfd = next(o.outgoing for o in (gc.unfreeze() or gc.get_objects())"
     " if type(o).__name__ == 'Channel')\n"
 )
 SEND = "send = lm._host_calls.channel.send\n"
 # Says that the cell has ended with a value of its own making.
 VALUE = (
-    "import gc\nworker = next(o for o in gc.get_objects() if type(o).__name__ == 'Worker')\n"
+    "import gc\nobjects = gc.unfreeze() or gc.get_objects()\n"
+    "worker = next(o for o in objects if type(o).__name__ == 'Worker')\n"
     "def view(value, fit):\n    return {{'kind': 'int', 'text': ['1', '', 1],"
     " 'encoded': {{'encoding': {encoding!r}, 'data': data}}}}\n"
     "worker._view = view\ndata = {data!r}"
@@ -149,7 +150,8 @@ async def test_a_worker_cannot_name_chunks_of_other_sessions(cpython: CpythonKer
     thief = await KernelDriver.open(cpython, SETTINGS)
     code = (
         "import gc\n"
-        "space = next(o for o in gc.get_objects() if type(o).__name__ == 'Namespace')\n"
+        "objects = gc.unfreeze() or gc.get_objects()\n"
+        "space = next(o for o in objects if type(o).__name__ == 'Namespace')\n"
         "dump = space.dump\n"
         "def forged():\n"
         "    out = dump()\n"
@@ -402,7 +404,8 @@ async def test_a_namespace_of_too_many_pieces_is_refused(cpython: CpythonKernel)
     driver = await KernelDriver.open(cpython, SETTINGS)
     code = (
         "import gc\n"
-        "space = next(o for o in gc.get_objects() if type(o).__name__ == 'Namespace')\n"
+        "objects = gc.unfreeze() or gc.get_objects()\n"
+        "space = next(o for o in objects if type(o).__name__ == 'Namespace')\n"
         "dump = space.dump\ndef forged():\n    out = dump()\n"
         "    out['variables'] = [dict(out['variables'][0], name=f'v{i}',\n"
         "        pieces=[['', 0, b'']] * 1000) for i in range(300)]\n    return out\n"

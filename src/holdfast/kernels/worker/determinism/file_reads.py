@@ -148,6 +148,10 @@ class FileReads:
         open_descriptor.__qualname__ = open_descriptor.__name__ = "open"
         for module in (io, builtins, *modules):
             module.open = open_file
+        # Loaded before the worker was made, it has kept the real one under a name of its own.
+        tokenize: Any = sys.modules.get("tokenize")
+        if tokenize is not None:
+            tokenize._builtin_open = open_file
         os.open = open_descriptor
 
     def _unseen(self) -> _Unseen:
