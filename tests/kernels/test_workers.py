@@ -72,7 +72,11 @@ async def test_a_worker_killed_at_any_moment_loses_only_its_cell(cpython: Cpytho
             count += 1
         except KernelDied:
             died += 1
-        assert await driver.value("count") == count
+        try:
+            kept = await driver.value("count")
+        except KernelDied:  # killed right after its cell had ended: noticed by the next one
+            kept = await driver.value("count")
+        assert kept == count
     assert died > 0
 
 
