@@ -42,6 +42,9 @@ class Transcript:
     `first_user_text` is of this session's own first user message: a fork's is not its source's.
     `number` is that of the last message of the log that it holds: whoever finds another one in the
     state must load it again. `digest` proves the messages.
+
+    Every tool call in it has its result: a turn that ended while calls were open, by a stop or a
+    kill, left a reply without results, and providers take no such transcript.
     """
 
     messages: list[Message] = field(default_factory=list)
@@ -60,6 +63,8 @@ class Transcript:
 
     def keep(self, message: Message) -> None:
         """Append one message, the session's own or inherited."""
+        if self.messages and (calls := self.messages[-1].tool_calls) and not _has_results(message):
+            self.messages.append(_cancelled(calls))
         self.messages.append(message)
         self.digest = requests.chained(self.digest, [message])
         self.tokens += size_of(message)
@@ -68,6 +73,16 @@ class Transcript:
         """Become another transcript of the same session, for everyone who holds this one."""
         self.messages, self.tokens, self.number = other.messages, other.tokens, other.number
         self.first_user_text, self.digest = other.first_user_text, other.digest
+
+
+def _has_results(message: Message) -> bool:
+    return any(isinstance(part, ToolResult) for part in message.parts)
+
+
+def _cancelled(calls: Sequence[ToolCall]) -> Message:
+    text = Text("the turn ended before this call had a result that was shown")
+    results = (ToolResult(call.call_id, call.name, (text,), "cancelled") for call in calls)
+    return messages.observation(*results)
 
 
 def size_of(message: Message) -> int:

@@ -31,7 +31,6 @@ from holdfast.runtime import budget, results, schemas, settle
 from holdfast.runtime.blueprint import Blueprint
 from holdfast.runtime.compaction import Compactor
 from holdfast.runtime.harness import Acted, Harness
-from holdfast.runtime.harness.tools import paired
 from holdfast.runtime.inbox import admitted
 from holdfast.runtime.journal import Journal
 from holdfast.runtime.requests import chained, request_digest
@@ -213,7 +212,7 @@ class TurnLoop:
 
     def _asked(self) -> Awaitable[ModelReply]:
         settings, context = self.blueprint.settings, self._context()
-        messages = tuple(paired(self.transcript.messages))
+        messages = tuple(self.transcript.messages)
         note = "\n\n".join(
             text
             for text in (

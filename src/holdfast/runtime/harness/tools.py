@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
@@ -361,31 +361,3 @@ def _fitted(text: str) -> str:
         return text
     left = len(text) - RESULT_CHARACTERS
     return f"{text[:RESULT_CHARACTERS]}\n[{left} of {len(text)} characters left out]"
-
-
-def paired(messages: Sequence[Message]) -> list[Message]:
-    """Return messages in which every tool call has its result.
-
-    A turn that ended while calls were open, by a stop or a kill, left a reply without results;
-    providers take no such transcript.
-    """
-    found: list[Message] = []
-    for index, message in enumerate(messages):
-        found.append(message)
-        if not message.tool_calls:
-            continue
-        after = messages[index + 1] if index + 1 < len(messages) else None
-        have = set()
-        if after is not None:
-            have = {part.call_id for part in after.parts if isinstance(part, ToolResult)}
-        if not have:
-            text = "the turn ended before this call had a result that was shown"
-            found.append(
-                observation(
-                    *(
-                        ToolResult(call.call_id, call.name, (Text(text),), "cancelled")
-                        for call in message.tool_calls
-                    )
-                )
-            )
-    return found
