@@ -15,7 +15,7 @@ from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar, Unpack, overload
+from typing import Any, Protocol, TypeVar, Unpack, overload
 
 from holdfast.core import values
 from holdfast.core.capability import Capability
@@ -71,7 +71,17 @@ WHEN_BUSY = ("error", "queue", "steer", "interrupt")
 DEFAULT_AGENT = "default"
 
 T = TypeVar("T")
-AnySession = str | Session[Any]
+
+
+class Handle(Protocol):
+    """A session's handle, async or blocking."""
+
+    @property
+    def id(self) -> str:
+        """Return the id of the session."""
+
+
+AnySession = str | Handle
 """A session, by its handle or its id."""
 
 
@@ -584,7 +594,7 @@ class Runtime(Reads):
 
 
 def _id(session: AnySession) -> str:
-    return session.id if isinstance(session, Session) else check_id(session)
+    return check_id(getattr(session, "id", session))
 
 
 def _log_failure(task: asyncio.Task[Any]) -> None:
