@@ -87,7 +87,7 @@ def test_a_turn_that_waits_for_someone_leaves_with_3(shell):
         (["run", "hi", "--input", "novalue"], "not of the form KEY=VALUE"),
         (["run", "hi", "--input", "text=@no-such-file"], "cannot be read as text"),
         (["run", "hi", "--max-steps", "many"], "not a valid integer"),
-        (["--store", "http://x", "sessions"], "is no store"),
+        (["--store", "http://x", "sessions"], "is not a store"),
     ],
     ids=lambda part: " ".join(part) if isinstance(part, list) else None,
 )

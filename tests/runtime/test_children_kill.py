@@ -60,7 +60,7 @@ class Provider:
 
 async def cut_off(lab: Lab, provider: Provider, after: int) -> bool:
     """Work the tree in a process that ends after so many appends; tell whether it did."""
-    store = MemorySessionStore(lab.store.bank)  # type: ignore[attr-defined]
+    store = MemorySessionStore(lab.store.database)  # type: ignore[attr-defined]
     append, appends = store.append, 0
 
     async def counted(*arguments: Any, **options: Any) -> Any:
@@ -79,7 +79,7 @@ async def cut_off(lab: Lab, provider: Provider, after: int) -> bool:
     except BaseException:
         return True
     finally:
-        store.bank.owners.pop(store.owner, None)  # a dead process beats no more
+        store.database.owners.pop(store.owner, None)  # a dead process beats no more
         await runtime.close()
 
 
@@ -122,7 +122,7 @@ async def cut_and_resumed(lab: Lab, after: int) -> bool:
     before = await stored_answers(lab)
     second = Provider()
     async with await holdfast.open(
-        MemorySessionStore(lab.store.bank),  # type: ignore[attr-defined]
+        MemorySessionStore(lab.store.database),  # type: ignore[attr-defined]
         model=ScriptedModel(second, name="scripted"),
     ) as runtime:
         result = await runtime.resume("root")

@@ -18,7 +18,7 @@ import holdfast
 from holdfast.core.errors import LeaseHeld
 from holdfast.models.port import ModelRequest
 from holdfast.models.scripted import ScriptedModel
-from holdfast.stores.memory.bank import MemoryBank
+from holdfast.stores.memory.database import MemoryDatabase
 from holdfast.stores.memory.store import MemorySessionStore
 from holdfast.stores.port import Appended, InboxItem, SessionStore
 from holdfast.stores.verify import verify
@@ -252,8 +252,8 @@ class LateInbox:
 
 
 async def test_a_message_queued_just_as_its_driver_lets_go_is_worked_by_its_sender() -> None:
-    bank = MemoryBank()
-    late: Any = LateInbox(MemorySessionStore(bank))
+    database = MemoryDatabase()
+    late: Any = LateInbox(MemorySessionStore(database))
 
     async def respond(request: ModelRequest) -> str:
         if request.prompt == "first":
@@ -261,7 +261,7 @@ async def test_a_message_queued_just_as_its_driver_lets_go_is_worked_by_its_send
         return cell(f"FINAL({request.prompt!r})")
 
     async with (
-        await holdfast.open(MemorySessionStore(bank), model=ScriptedModel(respond)) as left,
+        await holdfast.open(MemorySessionStore(database), model=ScriptedModel(respond)) as left,
         await holdfast.open(late, model=ScriptedModel(respond)) as right,
     ):
         session = await left.start()
@@ -346,9 +346,9 @@ async def test_messages_sent_by_two_runtimes_at_once_are_each_worked_exactly_onc
     tmp_path: Path, kind: str
 ) -> None:
     """Nobody has to come by later: whoever lets go last takes up what was queued."""
-    bank = MemoryBank()
+    database = MemoryDatabase()
     stores: list[Any] = [
-        MemorySessionStore(bank)
+        MemorySessionStore(database)
         if kind == "memory"
         else await workload.open_place(f"sqlite:{tmp_path / 'store'}")
         for _ in range(2)
@@ -388,9 +388,9 @@ async def test_messages_sent_by_two_runtimes_at_once_are_each_worked_exactly_onc
 
 
 async def test_a_runtime_that_lost_its_lease_writes_nothing_more(tmp_path: Path) -> None:
-    bank = MemoryBank(clock=lambda: now)
+    database = MemoryDatabase(clock=lambda: now)
     now = 0.0
-    slow, quick = MemorySessionStore(bank), MemorySessionStore(bank)
+    slow, quick = MemorySessionStore(database), MemorySessionStore(database)
     asked, go = asyncio.Event(), asyncio.Event()
 
     async def respond(request: ModelRequest) -> str:

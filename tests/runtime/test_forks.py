@@ -109,4 +109,4 @@ async def test_a_message_can_be_erased_before_and_after_a_fork(lab: Lab) -> None
     assert lab.requests[-1].messages[0].text == "[this message was erased]"
     for session_id in (source.id, early.id, late.id, third.id):
         assert (await verify(lab.store, session_id)).ok
-    assert not any(b"Ada" in kept.data for kept in lab.store.bank.payloads.values())
+    assert not any(b"Ada" in kept.data for kept in lab.store.database.payloads.values())

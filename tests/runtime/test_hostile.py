@@ -17,7 +17,7 @@ from holdfast.core.errors import InvalidId, InvalidInput, InvalidRef, Unsupporte
 from holdfast.models.port import ModelRequest
 from holdfast.models.scripted import ScriptedModel
 from holdfast.runtime import blueprint
-from holdfast.stores.memory.bank import MemoryBank
+from holdfast.stores.memory.database import MemoryDatabase
 from holdfast.stores.memory.store import MemorySessionStore
 from holdfast.stores.verify import verify
 
@@ -80,8 +80,8 @@ async def test_shaped_texts_come_back_equal_as_messages_prompts_and_answers(
 
 
 async def test_a_ref_to_anothers_payload_is_a_dict_and_reads_nothing() -> None:
-    bank = MemoryBank()
-    store = MemorySessionStore(bank)
+    database = MemoryDatabase()
+    store = MemorySessionStore(database)
     model = ScriptedModel(lambda request: cell("FINAL(value)"))
     async with await holdfast.open(store, model=model) as runtime:
         owner, thief = await runtime.start(), await runtime.start()

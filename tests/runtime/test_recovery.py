@@ -62,7 +62,7 @@ async def cut_while_asking(lab: Lab, **options: Any) -> str:
 
 
 async def cut_off(lab: Lab, respond: Any, is_dead: Callable[[int], bool], **options: Any) -> str:
-    store = MemorySessionStore(lab.store.bank)
+    store = MemorySessionStore(lab.store.database)
     appends = 0
     append = store.append
 
@@ -80,7 +80,7 @@ async def cut_off(lab: Lab, respond: Any, is_dead: Callable[[int], bool], **opti
         with pytest.raises(BaseException):  # noqa: B017
             await session.send("work")
     finally:
-        store.bank.owners.pop(store.owner, None)  # a dead process beats no more
+        store.database.owners.pop(store.owner, None)  # a dead process beats no more
         await runtime.close()
     return session.id
 
@@ -290,7 +290,7 @@ async def test_reading_never_recovers(lab: Lab) -> None:
 async def test_a_third_revival_without_an_outcome_is_refused_until_forced(lab: Lab) -> None:
     session_id = await cut_short(lab, 3)
     for _ in range(2):
-        store = MemorySessionStore(lab.store.bank)
+        store = MemorySessionStore(lab.store.database)
         append = store.append
         calls = 0
 
@@ -305,7 +305,7 @@ async def test_a_third_revival_without_an_outcome_is_refused_until_forced(lab: L
         runtime = await holdfast.open(store, model=model_of(lab, replies(*WORK)))
         with pytest.raises(BaseException):  # noqa: B017
             await runtime.resume(session_id)
-        store.bank.owners.pop(store.owner, None)
+        store.database.owners.pop(store.owner, None)
         await runtime.close()
     runtime = await lab.open(replies(*WORK))
     seq = (await runtime.state(session_id)).seq
@@ -408,7 +408,7 @@ async def test_stop_ends_a_turn_in_flight_from_elsewhere(lab: Lab) -> None:
     session = await runtime.start()
     task = asyncio.ensure_future(session.send("work"))
     await waiting.wait()
-    elsewhere = await holdfast.open(MemorySessionStore(lab.store.bank))
+    elsewhere = await holdfast.open(MemorySessionStore(lab.store.database))
     assert await elsewhere.stop(session.id) is None
     assert isinstance(await task, holdfast.Stopped)
     assert (await runtime.turns(session.id))[0].status == "stopped"
@@ -432,7 +432,7 @@ async def test_a_busy_session_refuses_or_queues(lab: Lab) -> None:
     with pytest.raises(SessionBusy):
         await session.send("two")
     elsewhere = await holdfast.open(
-        MemorySessionStore(lab.store.bank), model=model_of(lab, respond)
+        MemorySessionStore(lab.store.database), model=model_of(lab, respond)
     )
     with pytest.raises(LeaseHeld, match="is driven by"):
         await elsewhere.send(session.id, "two")
@@ -486,7 +486,7 @@ async def test_a_queued_message_that_cannot_be_worked_is_refused_when_it_is_queu
 ) -> None:
     runtime = await lab.open(replies(cell("FINAL(1)")))
     session = await runtime.start()
-    lease = await MemorySessionStore(lab.store.bank).acquire(session.id)
+    lease = await MemorySessionStore(lab.store.database).acquire(session.id)
     with pytest.raises(InvalidInput):
         await session.send("x", inputs={"1x": 1}, when_busy="queue")
     assert await lab.store.list_inbox(session.id) == []
@@ -517,7 +517,7 @@ async def test_a_process_that_cannot_drive_uses_up_no_revival(lab: Lab) -> None:
 async def test_a_session_whose_model_is_an_object_says_that_it_takes_that_object(lab: Lab) -> None:
     session_id = await cut_short(lab, 3)
     seq = (await lab.store.load_state(session_id)).seq
-    async with await holdfast.open(MemorySessionStore(lab.store.bank)) as elsewhere:
+    async with await holdfast.open(MemorySessionStore(lab.store.database)) as elsewhere:
         with pytest.raises(AgentMissing, match=r"'scripted'.*open\(model="):
             await elsewhere.resume(session_id)
     assert (await lab.store.load_state(session_id)).seq == seq

@@ -86,7 +86,7 @@ async def test_a_call_that_a_crash_cut_off_is_repeated_only_if_its_class_allows(
         "import desk\ntry:\n    r = desk.post('hi')\nexcept CallError as error:\n"
         "    r = type(error).__name__\nFINAL(r)"
     )
-    store = MemorySessionStore(lab.store.bank)
+    store = MemorySessionStore(lab.store.database)
     append = store.append
 
     async def dies_before_outcome(lease, seq, facts, **options):
@@ -100,7 +100,7 @@ async def test_a_call_that_a_crash_cut_off_is_repeated_only_if_its_class_allows(
     session = await runtime.start()
     with pytest.raises(BaseException):  # noqa: B017
         await session.send("x")
-    store.bank.owners.pop(store.owner, None)
+    store.database.owners.pop(store.owner, None)
     await runtime.close()
     again = await lab.open(replies(cell(code)), agents=[desk])
     result = await again.resume(session.id)
@@ -213,7 +213,7 @@ async def test_a_plain_function_may_return_an_awaitable(lab: Lab) -> None:
 
 async def cut_at_outcome_of(lab: Lab, code: str, name: str, agents: list, **options) -> str:
     """Drive a turn to the outcome of a tool's call, which is lost with the process."""
-    store = MemorySessionStore(lab.store.bank)
+    store = MemorySessionStore(lab.store.database)
     append = store.append
 
     async def dies(lease, seq, facts, **given):
@@ -228,7 +228,7 @@ async def cut_at_outcome_of(lab: Lab, code: str, name: str, agents: list, **opti
     session = await runtime.start()
     with pytest.raises(BaseException):  # noqa: B017
         await session.send("x")
-    store.bank.owners.pop(store.owner, None)
+    store.database.owners.pop(store.owner, None)
     await runtime.close()
     return session.id
 

@@ -191,7 +191,7 @@ async def test_a_human_tool_is_a_question_and_its_answer_is_the_result(lab: Lab)
 
 async def cut(lab: Lab, steps: Any, agent: holdfast.Agent, after: int) -> str:
     """Drive a turn whose process ends after so many appends."""
-    store = MemorySessionStore(lab.store.bank)
+    store = MemorySessionStore(lab.store.database)
     append, made = store.append, 0
 
     async def counted(*arguments: Any, **options: Any) -> Any:
@@ -206,7 +206,7 @@ async def cut(lab: Lab, steps: Any, agent: holdfast.Agent, after: int) -> str:
     session = await runtime.start()
     with pytest.raises(BaseException):  # noqa: B017
         assert isinstance(await session.send("go"), holdfast.Queued)
-    store.bank.owners.pop(store.owner, None)
+    store.database.owners.pop(store.owner, None)
     await runtime.close()
     return session.id
 

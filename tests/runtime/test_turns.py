@@ -106,7 +106,7 @@ async def test_inputs_are_variables_and_the_prompt_holds_only_their_cards(lab: L
     # The namespace holds the same text: it is stored once.
     report = await verify(lab.store, session.id)
     assert report.ok
-    big = [p for p in lab.store.bank.payloads.values() if len(p.data) > 100_000]
+    big = [p for p in lab.store.database.payloads.values() if len(p.data) > 100_000]
     assert len(big) == 1
 
 

@@ -7,7 +7,7 @@ import pytest
 from holdfast.core.errors import Corruption, LeaseHeld
 from holdfast.core.facts import SessionStarted
 from holdfast.core.payloads import Slot, slot
-from holdfast.stores.memory.bank import MemoryBank
+from holdfast.stores.memory.database import MemoryDatabase
 from holdfast.stores.memory.store import MemorySessionStore
 from holdfast.stores.port import InboxDraft
 from holdfast.testing.driver import drive
@@ -17,16 +17,16 @@ BIG = slot("a long story " * 200, "message")
 
 
 class TestMemory(StoreContract):
-    banks: dict[Path, MemoryBank]
+    banks: dict[Path, MemoryDatabase]
 
     async def open_store(self, path):
         banks = self.__dict__.setdefault("banks", {})
-        return MemorySessionStore(banks.setdefault(path, MemoryBank()))
+        return MemorySessionStore(banks.setdefault(path, MemoryDatabase()))
 
     async def die_holding(self, store, session_id):
-        doomed = MemorySessionStore(store.bank)
+        doomed = MemorySessionStore(store.database)
         await doomed.acquire(session_id)
-        store.bank.owners.pop(doomed.owner)
+        store.database.owners.pop(doomed.owner)
 
 
 async def test_bytes_that_are_not_what_they_say_reach_nobody():
@@ -45,14 +45,14 @@ async def test_a_payload_that_was_changed_in_place_is_not_handed_out():
     store = MemorySessionStore()
     driver = await drive(store)
     await driver.say(BIG)
-    store.bank.payloads["default", BIG.id].data = b"changed"
+    store.database.payloads["default", BIG.id].data = b"changed"
     with pytest.raises(Corruption):
         await store.get_payload("s-1", BIG.id)
 
 
 async def test_an_open_handle_is_alive_however_long_it_writes_nothing():
-    bank = MemoryBank()
-    store, other = MemorySessionStore(bank, lease_seconds=0), MemorySessionStore(bank)
+    database = MemoryDatabase()
+    store, other = MemorySessionStore(database, lease_seconds=0), MemorySessionStore(database)
     driver = await drive(store)
     with pytest.raises(LeaseHeld):
         await other.acquire("s-1")
@@ -65,8 +65,8 @@ async def test_an_open_handle_is_alive_however_long_it_writes_nothing():
 
 async def test_by_a_clock_of_its_own_a_bank_lets_leases_run_out():
     now = 0.0
-    bank = MemoryBank(clock=lambda: now)
-    store, other = MemorySessionStore(bank), MemorySessionStore(bank)
+    database = MemoryDatabase(clock=lambda: now)
+    store, other = MemorySessionStore(database), MemorySessionStore(database)
     driver = await drive(store)
     now = 14.0
     await store.renew(driver.lease)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from holdfast.stores.files.store import FilesSessionStore
-from holdfast.stores.memory.bank import MemoryBank
+from holdfast.stores.memory.database import MemoryDatabase
 from holdfast.stores.memory.store import MemorySessionStore
 from holdfast.stores.sqlite.store import SqliteSessionStore
 from holdfast.testing.store_machine import StoreMachine
@@ -13,7 +13,7 @@ from holdfast.testing.store_machine import StoreMachine
 class MemoryMachine(StoreMachine):
     async def open_store(self, path):
         banks = self.__dict__.setdefault("banks", {})
-        return MemorySessionStore(banks.setdefault(path, MemoryBank()))
+        return MemorySessionStore(banks.setdefault(path, MemoryDatabase()))
 
 
 class FilesMachine(StoreMachine):

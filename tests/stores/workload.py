@@ -96,7 +96,7 @@ async def expected():
             ends.setdefault(fact["tip"], set()).add(fact["seq"])
 
     await work(store, tell)
-    left = MemorySessionStore(store.bank)
+    left = MemorySessionStore(store.database)
     log = [(event.seq, event.type) for event in await all_events(left, "s-1")]
     ends["s-1"].add(13)  # a turn is two batches, told as one
     ends["s-2"].add(3)

@@ -57,7 +57,7 @@ class Draft(msgspec.Struct, frozen=True, gc=False):
     head: HeadPublished | None
     slots: list[Slot]
     """Those that were given beside the facts, then those of the facts."""
-    beside: int
+    given: int
     """How many were given beside the facts."""
 
 
@@ -71,7 +71,7 @@ class Batch(msgspec.Struct, frozen=True, gc=False):
     """Payloads whose bytes came with the append, by id; inline values are not among them."""
     refs: dict[str, Slot]
     """All payloads that the events refer to, by id, manifests followed as far as bytes are here."""
-    loose: frozenset[str] = frozenset()
+    unreferenced: frozenset[str] = frozenset()
     """Payloads that came with the append, and what they lead to, although no event leads there."""
 
 
@@ -120,7 +120,7 @@ def draft(
     slots = [*payloads]
     for item in slots:
         check_slot(item)
-    beside = len(slots)
+    given = len(slots)
     bounds = False
     for fact in new:
         if type(fact) in _MARKED:
@@ -143,20 +143,20 @@ def draft(
         check_kind(edge, EdgeDraft, "edge")
         relation = heads.relate(edge, published.id if published else None)
         state = _add(state, relation, at, events, slots)
-    return Draft(events, state, published, slots, beside)
+    return Draft(events, state, published, slots, given)
 
 
 def complete(drafted: Draft) -> Batch:
     """Return the batch of a draft, its values checked against their ids."""
     slots = drafted.slots
     given, refs, parts = _payloads(slots)
-    loose: frozenset[str] = frozenset()
-    if drafted.beside:
-        reached = [item.id for item in slots[drafted.beside :]]
+    unreferenced: frozenset[str] = frozenset()
+    if drafted.given:
+        reached = [item.id for item in slots[drafted.given :]]
         for payload_id in reached:  # which grows by what the manifests among them lead to
             reached += parts.pop(payload_id, ())
-        loose = frozenset(refs.keys() - reached)
-    return Batch(tuple(drafted.events), drafted.state, drafted.head, given, refs, loose)
+        unreferenced = frozenset(refs.keys() - reached)
+    return Batch(tuple(drafted.events), drafted.state, drafted.head, given, refs, unreferenced)
 
 
 def _add(state: State, fact: Fact, at: str, events: list[Event], slots: list[Slot]) -> State:
@@ -202,7 +202,7 @@ def _check_published(new: Sequence[Fact], head: HeadDraft | None) -> None:
 
 
 def _check_head(state: State, fact: HeadPublished) -> None:
-    """Refuse a head at what is no boundary; a turn that failed or is open is none."""
+    """Refuse a head anywhere but at a boundary; a turn that failed or is open is not one."""
     if fact.kind == "turn_final":
         ended = state.turn is None and state.last_turn == "final"
         if not ended or fact.turn != state.counters.get("turn", 0):

@@ -71,7 +71,7 @@ def prove(
     for payload_id, mark in marks.items():
         check_content_id(payload_id)
         if type(mark) is not tuple or [type(part) for part in mark] != [str, str]:
-            raise InvalidInput(f"{ascii(mark)[:80]} is no erasure; pass its time and its rule")
+            raise InvalidInput(f"{ascii(mark)[:80]} is not an erasure; pass its time and its rule")
     return Copy(session_id, events, given, marks)
 
 

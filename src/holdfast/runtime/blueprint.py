@@ -85,7 +85,7 @@ def draft(
     """Return the blueprint of a new session, which has so many above it."""
     if settings.work_area and not os.path.isdir(settings.work_area):
         raise InvalidSettings(
-            f"work_area is {settings.work_area!r}, which is no folder; make it, or name another"
+            f"work_area is {settings.work_area!r}, which is not a folder; make it, or name another"
         )
     area = str(Path(settings.work_area or ".").resolve())
     settings = replace(settings, work_area=area)

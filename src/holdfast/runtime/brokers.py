@@ -19,7 +19,7 @@ from typing import Any
 from holdfast.core.capability import Capability
 from holdfast.core.errors import CapabilityDenied
 from holdfast.runtime.outbound import OutboundRequests
-from holdfast.runtime.shelter import carried_through
+from holdfast.runtime.shielding import shielded
 from holdfast.runtime.tools import Tool, Toolset
 
 MODULE = "work"
@@ -137,7 +137,7 @@ class Broker:
 
         try:
             # Broken off on the way, a start would leave behind what the program started in turn.
-            await carried_through(start())
+            await shielded(start())
             process = started[0]
             assert process.stdout is not None
             assert process.stderr is not None

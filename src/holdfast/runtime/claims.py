@@ -19,7 +19,7 @@ from holdfast.core.state import State
 from holdfast.runtime.driver import Driver, Warm
 from holdfast.runtime.engine import Engine
 from holdfast.runtime.inbox import DRIVER_KINDS, Watched
-from holdfast.runtime.shelter import carried_through
+from holdfast.runtime.shielding import shielded
 
 logger = logging.getLogger("holdfast.runtime")
 
@@ -75,7 +75,7 @@ class Claims:
         finally:
             try:
                 if driver is not None:
-                    await carried_through(driver.close(failed=failed, interrupted=interrupted))
+                    await shielded(driver.close(failed=failed, interrupted=interrupted))
             finally:
                 del self._claims[session_id]
                 claim.over.set()
@@ -167,7 +167,7 @@ class Claims:
             # Read under the lease: before it was ours the log may have moved.
             state = await store.load_state(session_id)
         except BaseException:
-            await carried_through(store.release(lease))
+            await shielded(store.release(lease))
             raise
         return Driver(self._engine, lease, state, watched, warm)
 

@@ -46,7 +46,7 @@ from holdfast.runtime.harness.tools import ToolsHarness
 from holdfast.runtime.inbox import Watched
 from holdfast.runtime.journal import Journal, namespace
 from holdfast.runtime.results import Stopped, Suspended, TurnResult
-from holdfast.runtime.shelter import ended
+from holdfast.runtime.shielding import ended
 from holdfast.runtime.tools import Toolset
 from holdfast.runtime.transcript import (
     Transcript,

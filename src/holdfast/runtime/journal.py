@@ -24,7 +24,7 @@ from holdfast.core.forms import forms
 from holdfast.core.heads import EdgeDraft, HeadDraft
 from holdfast.core.payloads import Slot, digest_form, manifest_slots
 from holdfast.core.state import State
-from holdfast.runtime.shelter import carried_through
+from holdfast.runtime.shielding import shielded
 from holdfast.stores.port import Appended, InboxDraft, Lease, SessionStore
 from holdfast.views.values import hydrate
 
@@ -107,9 +107,9 @@ class Journal:
                 self._take(done)
                 return done
 
-        done = await carried_through(work())
+        done = await shielded(work())
         if posts and not self.store.flags.posts:
-            await carried_through(self._post(posts))
+            await shielded(self._post(posts))
         return done
 
     async def _post(self, posts: Sequence[tuple[str, InboxDraft]]) -> None:

@@ -48,7 +48,7 @@ from holdfast.runtime.forks import fork_session
 from holdfast.runtime.results import Final, Pending, Queued, Stopped, TurnResult
 from holdfast.runtime.session import Session, WhenBusy
 from holdfast.runtime.settings import Resolved, SettingsOptions, check_model, resolve
-from holdfast.runtime.shelter import ended
+from holdfast.runtime.shielding import ended
 from holdfast.runtime.transcript import Transcript
 from holdfast.stores.choose import find_folder, open_store
 from holdfast.stores.port import (
@@ -664,7 +664,7 @@ async def _open(
             settings[name] = given.name
     known = by_name(agents)
     if store is not None and not isinstance(store, str | Path) and not hasattr(store, "load_state"):
-        raise InvalidSettings(f"{ascii(store)[:80]} is no store; pass a path, a URL or an open one")
+        raise InvalidSettings(f"{ascii(store)[:80]} is not a store; pass a path or an open one")
     # First, so that settings which are refused leave no new store behind.
     folder = await asyncio.to_thread(find_folder, Path.cwd())
     resolved = resolve(settings, folder=folder)

@@ -79,10 +79,10 @@ def check_page(
 
 
 def check_grace(seconds: float) -> float:
-    """Return the grace of a collection; refuse what is no span of time."""
+    """Return the grace of a collection; refuse what is not a span of time."""
     if type(seconds) not in (int, float) or not -LONGEST_GRACE <= seconds <= LONGEST_GRACE:
         raise InvalidInput(
-            f"a grace of {seconds!r} seconds is no span of time; pass a number up to "
+            f"a grace of {seconds!r} seconds is not a span of time; pass a number up to "
             f"{LONGEST_GRACE:g}"
         )
     return seconds
@@ -98,7 +98,7 @@ def check_filter(where: SessionFilter | None) -> None:
         if (value := getattr(where, name)) is not None:
             check_id(value, what)
     if where.label is not None and (type(where.label) is not tuple or len(where.label) != 2):
-        raise InvalidInput(f"{ascii(where.label)[:80]} is no label; pass its name and its value")
+        raise InvalidInput(f"{ascii(where.label)[:80]} is not a label; pass its name and its value")
     check_texts("filter", where.name, where.status, where.kind, *(where.label or ()))
     if where.waiting is not None and type(where.waiting) is not bool:
         raise InvalidInput(f"{ascii(where.waiting)[:80]} does not say whether something waits")
@@ -132,10 +132,10 @@ def check_moment(moment: str) -> int:
 
 
 def check_texts(what: str, *texts: str | None) -> None:
-    """Refuse what is no text that a store can hold."""
+    """Refuse what is not a text that a store can hold."""
     for text in texts:
         if text is not None and not (type(text) is str and is_text(text)):
-            raise InvalidInput(f"{ascii(text)[:80]} is no text that a {what} can name")
+            raise InvalidInput(f"{ascii(text)[:80]} is not a text that a {what} can name")
 
 
 def check_posts(posts: Sequence[tuple[str, InboxDraft]]) -> None:

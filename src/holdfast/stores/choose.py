@@ -98,7 +98,7 @@ def _as_url(text: str) -> str:
             raise InvalidInput(f"{text!r} names no place; write {kind}:PATH")
         return text if kind == "memory" else f"{kind}:{Path(place).expanduser().absolute()}"
     if colon and len(kind) > 1 and kind.isalnum() and "/" not in kind and not Path(text).exists():
-        raise InvalidInput(f"{text!r} is no store: use a path, or one of {', '.join(KINDS)}:PATH")
+        raise InvalidInput(f"{text!r} is not a store: use a path, or {', '.join(KINDS)}:PATH")
     path = Path(text).expanduser().absolute()
     sqlite, files = (_is_there(path / MARKS[kind]) for kind in ("sqlite", "files"))
     marked_files = files and not sqlite

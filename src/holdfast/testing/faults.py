@@ -293,14 +293,14 @@ class _Disk:
         self.root = root
         self.names: dict[str, _File | None] = {root: None}  # None is a directory
         self.durable: dict[str, _File | None] = {root: None}
-        self.loose: list[tuple[Step, _File | None]] = []
+        self.unsynced: list[tuple[Step, _File | None]] = []
 
     def take(self, step: Step) -> None:
         """Do what one step does."""
         path = step.path
         if step.kind in ("create", "append", "write") and path not in self.names:
             self.names[path] = _File()
-            self.loose.append((step, self.names[path]))
+            self.unsynced.append((step, self.names[path]))
         entry = self.names.get(path)
         if step.kind in ("create", "append", "write", "truncate") and entry is not None:
             offset = len(entry.now) if step.kind == "append" else step.offset
@@ -311,15 +311,15 @@ class _Disk:
             entry.synced, entry.since = bytearray(entry.now), []
         elif step.kind in ("make_directory", "unlink", "remove_directory", "rename"):
             self._name(self.names, step, entry)
-            self.loose.append((step, entry))
+            self.unsynced.append((step, entry))
         elif step.kind == "sync_directory":
             self._settle(path)
 
     def _settle(self, folder: str) -> None:
-        for step, entry in self.loose:
+        for step, entry in self.unsynced:
             if _folder(step) == folder:
                 self._name(self.durable, step, entry)
-        self.loose = [item for item in self.loose if _folder(item[0]) != folder]
+        self.unsynced = [item for item in self.unsynced if _folder(item[0]) != folder]
 
     @staticmethod
     def _name(names: dict[str, _File | None], step: Step, entry: _File | None) -> None:
@@ -334,7 +334,7 @@ class _Disk:
     def cut(self, image: Path, random: Random) -> None:
         """Lay out what is left."""
         names = dict(self.durable)
-        for step, entry in self.loose:
+        for step, entry in self.unsynced:
             if random.random() < 0.5:
                 self._name(names, step, entry)
         image.mkdir(parents=True)

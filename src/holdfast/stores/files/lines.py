@@ -42,7 +42,7 @@ def unseal(line: bytes) -> Record:
         raise Corruption("the line does not match its checksum")
     record = parse(line)
     if not isinstance(record, dict):
-        raise Corruption("the line is no record")
+        raise Corruption("the line is not a record")
     return record
 
 
@@ -94,7 +94,7 @@ def read_header(line: bytes) -> Header:
     try:
         return msgspec.convert(record, Header)
     except msgspec.ValidationError as error:
-        raise Corruption(f"the first line of a log is no header: {error}") from error
+        raise Corruption(f"the first line of a log is not a header: {error}") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +136,7 @@ def read_batch(session: str, line: bytes) -> BatchLine:
         restores = msgspec.convert(record.get("restores", ()), tuple[str, ...])
         events = tuple(event_from_record(session, item) for item in _list(record["events"]))
     except (KeyError, msgspec.ValidationError) as error:
-        raise Corruption(f"a line of session {session!r} is no batch: {error!r}") from error
+        raise Corruption(f"a line of session {session!r} is not a batch: {error!r}") from error
     if not events or [event.seq for event in events] != list(range(after + 1, events[-1].seq + 1)):
         raise Corruption(f"a line of session {session!r} has events out of order")
     return BatchLine(after, epoch, events, consumes, restores)

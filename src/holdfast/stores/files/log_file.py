@@ -178,9 +178,9 @@ class LogFile:
                         break
             return found
 
-        return self.steady(read)
+        return self.consistently(read)
 
-    def steady(self, read: Callable[[], _Result]) -> _Result:
+    def consistently(self, read: Callable[[], _Result]) -> _Result:
         """Return what a read without the lock gives, begun again if the file was replaced."""
         for _ in range(READ_ATTEMPTS):
             before = self._rewrites()

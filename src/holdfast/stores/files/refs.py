@@ -1,114 +1,75 @@
-"""Refs: which payloads a session has a right to, learned from its lines only as far as needed.
+"""Refs: which payloads a session has a right to.
 
 A payload belongs to a session whose events or inbox refer to it, directly or through a manifest,
-or for which it was put. What this handle reads or writes is remembered; what it has not met yet is
-looked for from the newest line backwards, since a ref in use is nearly always a recent one.
+or for which it was put. A handle reads the log once for that, then only the lines that are new.
 """
 
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 
 from holdfast.blobs.disk import Disk
 from holdfast.core.errors import Corruption, InvalidId, InvalidRef
-from holdfast.core.events import Event
 from holdfast.core.ids import check_content_id
 from holdfast.core.payloads import Reachable, Slot, walk
 from holdfast.stores.files.inbox_file import InboxFile
 from holdfast.stores.files.lines import BatchLine, Header
 from holdfast.stores.files.log_file import LogFile
 
-UNOPENED = 1000
-"""How many manifests that were met in reading are kept in mind unopened."""
-
 ReadBlob = Callable[[str], bytes | None]
 """Given a payload id, return its bytes or None."""
 
 
 class Refs:
-    """What one session refers to, as far as it was looked at."""
+    """What one session refers to, as far as its log was read."""
 
     def __init__(self, log: LogFile, inbox: InboxFile, read: ReadBlob) -> None:
         self._log = log
         self._inbox = inbox
         self._read = read
         self._guard = threading.Lock()
+        self._rewrites = -1
+        self._end = 0
         self._known: set[str] = set()
         self._opened: set[str] = set()
-        self._rewrites = -1
         self._erased: set[str] = set()
-        self._low = self._high = 0
-        self._manifests: deque[Slot] = deque(maxlen=UNOPENED)
 
     def missing(self, wanted: Iterable[str], header: Header) -> set[str]:
         """Return those of the wanted ids that neither log nor inbox refer to."""
         with self._guard:
-            left = set(wanted)
-            self._begin(header)
-            left -= self._known
-            if left and self._manifests:
-                self._learn(self._manifests)
-                self._manifests.clear()
-                left -= self._known
-            if left:
-                left -= self._newer()
+            if header.rewrites != self._rewrites:
+                self._forget(header)
+            while not self._read_on():
+                pass
+            left = set(wanted) - self._known
             if left:
                 contents = self._inbox.read().contents()
                 # An erasure takes contents out of the inbox: what is there came afterwards.
                 self._erased.difference_update(c.id for c in contents if not c.inline)
                 self._learn(contents)
-                left -= self._known
-            if left:
-                self._older(left)
             return left - self._known
 
-    def learn(self, events: Iterable[Event], header: Header) -> None:
-        """Take note of events that were read under a header; manifests are opened when needed."""
-        with self._guard:
-            if header.rewrites < self._rewrites:
-                return
-            self._begin(header)
-            for item in (slot for event in events for slot in walk(event.data)):
-                if item.inline or item.erased is not None or item.id in self._erased:
-                    continue
-                if item.encoding != "manifest":
-                    self._known.add(item.id)
-                elif item.id not in self._opened:
-                    self._manifests.append(item)
-
-    def _begin(self, header: Header) -> None:
+    def _forget(self, header: Header) -> None:
         """Forget what was learned from a file that was replaced since."""
-        if header.rewrites != self._rewrites:
-            self._known.clear()
-            self._opened.clear()
-            self._manifests.clear()
-            self._rewrites = header.rewrites
-            self._erased = set(header.erased)
-            self._low = self._high = self._log.tail().end
+        self._known.clear()
+        self._opened.clear()
+        self._rewrites, self._end = header.rewrites, 0
+        self._erased = set(header.erased)
 
-    def _newer(self) -> set[str]:
-        for line in self._log.forward(self._high):
+    def _read_on(self) -> bool:
+        """Learn from the lines that are new; False where one makes earlier lines count again."""
+        for line in self._log.forward(self._end):
             if line.batch is not None:
-                self._learn_line(line.batch)
-            self._high = line.end
-        return self._known
-
-    def _older(self, wanted: set[str]) -> None:
-        for line in self._log.backward(self._low):
-            if line.batch is not None:
-                self._learn_line(line.batch)
-            self._low = line.start
-            if wanted <= self._known:
-                return
-
-    def _learn_line(self, batch: BatchLine) -> None:
-        if not self._erased.isdisjoint(batch.restores):
-            self._erased.difference_update(batch.restores)
-            self._opened.clear()  # one that was opened may lead to what counts again
-        self._learn(slots_of_line(batch))
+                if not self._erased.isdisjoint(line.batch.restores):
+                    self._erased.difference_update(line.batch.restores)
+                    self._opened.clear()
+                    self._end = 0
+                    return False
+                self._learn(slots_of_line(line.batch))
+            self._end = line.end
+        return True
 
     def _learn(self, slots: Iterable[Slot]) -> None:
         self._known |= closure(slots, self._read, self._erased, self._opened)
@@ -156,7 +117,7 @@ class Grants:
         self._path = path
 
     def read(self) -> set[str]:
-        """Return the ids; a torn line is no id."""
+        """Return the ids; a torn line is skipped."""
         try:
             lines = self._disk.read(self._path).decode("ascii", "replace").splitlines()
         except FileNotFoundError:

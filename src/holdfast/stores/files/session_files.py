@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -114,7 +114,7 @@ class SessionFiles:
         """Return what a read gives; say of an absent session that it is absent."""
         self.check_present()
         try:
-            return self.log.steady(read)
+            return self.log.consistently(read)
         except FileNotFoundError:
             self.check_present()
             raise
@@ -165,7 +165,7 @@ class SessionFiles:
                 snapshot = self._snapshot()
             return tips.load(self.log, self.inbox, (known, snapshot), lenient=lenient)
 
-        return self.log.steady(read)
+        return self.log.consistently(read)
 
     def settled_tip(self) -> Tip:
         """Return the tip after taking away an unfinished last line; the caller has the lock."""
@@ -275,15 +275,8 @@ class SessionFiles:
         reverse: bool,
         types: Sequence[str] | None,
     ) -> list[Event]:
-        """Return a page of events, and remember what they refer to."""
-        header = None
-        with suppress(HoldfastError):
-            # Read first: what is erased meanwhile must not be learned as if it still stood there.
-            header = self.log.header()
-        events = self.log.page(after, before, limit, reverse, types)
-        if header is not None:
-            self.refs.learn(events, header)
-        return events
+        """Return a page of events."""
+        return self.log.page(after, before, limit, reverse, types)
 
     def events(self) -> list[Event]:
         """Return the whole log."""
@@ -292,7 +285,7 @@ class SessionFiles:
     def foreign(self, wanted: Iterable[str]) -> set[str]:
         """Return those of the wanted payload ids that the session's log does not refer to."""
         ids = set(wanted)
-        return self.log.steady(lambda: self.refs.missing(ids, self.log.header()))
+        return self.log.consistently(lambda: self.refs.missing(ids, self.log.header()))
 
     def used(self, without: str | None = None) -> set[str]:
         """Return all payloads that log and inbox lead to, as if one of them were erased."""

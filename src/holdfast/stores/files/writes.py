@@ -77,7 +77,7 @@ def create(
                 raise _deleted(files)
             if disk.stat(files.log.path) is not None:
                 return _existing(files, batch)
-            for payload_id in batch.loose:
+            for payload_id in batch.unreferenced:
                 files.grants.add(payload_id)
             header = Header(files.id, new_order())
             line = BatchLine(0, 0, batch.events).line()
@@ -101,7 +101,7 @@ def append(files: SessionFiles, request: Request) -> Appended:
         with files.writing():
             tip = files.settled_tip()
             batch, restores = _check(files, tip, request)
-            for payload_id in batch.loose:
+            for payload_id in batch.unreferenced:
                 files.grants.add(payload_id)
             line = BatchLine(
                 tip.state.seq, request.lease.epoch, batch.events, tuple(request.consumes), restores
@@ -241,7 +241,7 @@ def prove(
         if foreign is not None and inner:
             foreign |= files.foreign(part.id for part in inner)
     # What no event leads to is only put again.
-    return tuple(sorted(erased.keys() & ((seen | batch.refs.keys()) - batch.loose)))
+    return tuple(sorted(erased.keys() & ((seen | batch.refs.keys()) - batch.unreferenced)))
 
 
 def add_line(files: SessionFiles, path: Path, line: bytes, end: int) -> None:

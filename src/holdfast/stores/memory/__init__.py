@@ -1,1 +1,1 @@
-"""The memory store: `store` is its face, `bank` what it holds."""
+"""The memory store: `store` is its face, `database` what it holds."""

@@ -1,8 +1,9 @@
 """The memory store: the whole contract in one process, and the plainest statement of it.
 
-What is stored lives in a `MemoryBank`, not in the handle, so it outlives the Runtime that uses it
-and two handles on one bank see each other as two processes would. No handle can be suspended or die
-without the other, so one that is open is alive: leases run out only by a clock that a test brings.
+What is stored lives in a `MemoryDatabase`, not in the handle, so it outlives the Runtime that uses
+it and two handles on one database see each other as two processes would. No handle can be suspended
+or die without the other, so one that is open is alive: leases run out only by a clock that a test
+brings.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from holdfast.core.replay import Copy
 from holdfast.core.state import State, empty
 from holdfast.stores import checks, rows
 from holdfast.stores.feed import Feed, HintSubscription, SessionSubscription
-from holdfast.stores.memory.bank import Log, MemoryBank
+from holdfast.stores.memory.database import Log, MemoryDatabase
 from holdfast.stores.owner import check_process
 from holdfast.stores.port import (
     GC_GRACE_SECONDS,
@@ -59,18 +60,18 @@ from holdfast.stores.tenancy import Address, TenantHandle
 
 
 class MemorySessionStore(TenantHandle):
-    """A handle on a memory bank."""
+    """A handle on a memory database."""
 
     def __init__(
-        self, bank: MemoryBank | None = None, lease_seconds: float = LEASE_SECONDS
+        self, database: MemoryDatabase | None = None, lease_seconds: float = LEASE_SECONDS
     ) -> None:
-        self.bank = bank or MemoryBank()
+        self.database = database or MemoryDatabase()
         self._owner = new_owner_id()
         self._pid = os.getpid()
         self._lease_seconds = lease_seconds
         self._feed = Feed()
         self._closed = threading.Event()  # views share it
-        self.bank.feeds.append(self._feed)
+        self.database.feeds.append(self._feed)
         self._beat()
 
     @property
@@ -99,20 +100,20 @@ class MemorySessionStore(TenantHandle):
             check_id(adopt_from)
         (payloads,) = checks.as_tuples(payloads)
         with self._locked():
-            if address in self.bank.deleted:
+            if address in self.database.deleted:
                 raise SessionDeleted(f"session {session_id!r} was deleted; choose another id")
             batch = extend(empty(session_id), [started], at=now(), payloads=payloads)
-            existing = self.bank.logs.get(address)
+            existing = self.database.logs.get(address)
             if existing is not None:
                 rows.check_same_start(existing.events[0], batch.events[0])
                 return existing.state
             source = None if adopt_from is None else self._log(adopt_from)
-            self.bank.orders += 1
-            log = Log(self.bank.orders, [], batch.state)
-            self.bank.prove(log, started.tenant, batch, source)
-            self.bank.store(log, batch)
-            self.bank.logs[address] = log
-        self.bank.wake(address.key, log.state.seq)
+            self.database.orders += 1
+            log = Log(self.database.orders, [], batch.state)
+            self.database.prove(log, started.tenant, batch, source)
+            self.database.store(log, batch)
+            self.database.logs[address] = log
+        self.database.wake(address.key, log.state.seq)
         return log.state
 
     async def append(
@@ -139,7 +140,7 @@ class MemorySessionStore(TenantHandle):
                 await _check(draft.content, draft.content.data)
         with self._locked():
             log = self._log(lease.session)
-            self.bank.check_lease(log, lease)
+            self.database.check_lease(log, lease)
             self._beat()
             if log.state.seq != after_seq:
                 raise PositionConflict(
@@ -149,18 +150,18 @@ class MemorySessionStore(TenantHandle):
                 )
             batch = extend(log.state, facts, at=now(), head=head, edges=edges, payloads=payloads)
             source = None if adopt_from is None else self._log(adopt_from)
-            taken = self.bank.consumed(log, consumes, batch.state.seq)
-            self.bank.prove(log, log.state.tenant, batch, source)
-            self.bank.check_posts(log, batch, [draft for _, draft in posts])
-            self.bank.store(log, batch)
+            taken = self.database.consumed(log, consumes, batch.state.seq)
+            self.database.prove(log, log.state.tenant, batch, source)
+            self.database.check_posts(log, batch, [draft for _, draft in posts])
+            self.database.store(log, batch)
             log.inbox.update(taken)
             if release:
                 log.owner = None
             inbox = log.waiting if release else None
-            posted = [self.bank.post(log, *post) for post in posts]
+            posted = [self.database.post(log, *post) for post in posts]
         for position in [(self._key(lease.session), batch.state.seq), *posted]:
             if position is not None:
-                self.bank.wake(*position)
+                self.database.wake(*position)
         return Appended(batch.events, batch.state, batch.head, inbox)
 
     async def put_payload(self, session_id: str, item: Slot) -> Slot:
@@ -168,7 +169,7 @@ class MemorySessionStore(TenantHandle):
         await _check(item, checks.check_payload(item))
         with self._locked():
             log = self._log(session_id)
-            self.bank.keep(log.state.tenant, item)
+            self.database.keep(log.state.tenant, item)
             log.refs.add(item.id)
         return item.bare()
 
@@ -181,7 +182,7 @@ class MemorySessionStore(TenantHandle):
                 if payload_id in log.erased:
                     raise rows.erased_error(payload_id, *log.erased[payload_id])
                 raise rows.foreign_error(session_id, payload_id)
-            kept = self.bank.payloads.get((log.state.tenant, payload_id))
+            kept = self.database.payloads.get((log.state.tenant, payload_id))
         if kept is None:
             raise PayloadNotFound(f"payload {payload_id!r} was collected before it was used")
         return await _check(Slot(payload_id, "bytes", "chunk", len(kept.data)), kept.data)
@@ -216,7 +217,7 @@ class MemorySessionStore(TenantHandle):
     async def session_info(self, session_id: str) -> SessionInfo:
         """Return one session's row of a listing."""
         with self._locked():
-            return self.bank.info(self._log(session_id))
+            return self.database.info(self._log(session_id))
 
     async def list_sessions(
         self,
@@ -231,7 +232,7 @@ class MemorySessionStore(TenantHandle):
         below = rows.read_cursor(cursor)
         with self._locked():
             logs = sorted(self._scoped(where), key=lambda log: -log.order)
-            infos = [(log.order, self.bank.info(log)) for log in logs if log.order < below]
+            infos = [(log.order, self.database.info(log)) for log in logs if log.order < below]
         wanted = None if where is None else replace(where, tenant=None)
         found = [(order, info) for order, info in infos if rows.matches(info, wanted)]
         page = found[:limit]
@@ -250,7 +251,7 @@ class MemorySessionStore(TenantHandle):
         rows.check_pending(where, due_before, limit)
         with self._locked():
             logs = self._scoped(where)
-            found = [wait for log in logs for wait in self.bank.waits(log)]
+            found = [wait for log in logs for wait in self.database.waits(log)]
         wanted = None if where is None else replace(where, tenant=None)
         return rows.page_of_waits(found, wanted, due_before, limit, cursor)
 
@@ -264,7 +265,7 @@ class MemorySessionStore(TenantHandle):
         after = rows.read_cursor(cursor, 0)
         with self._locked():
             logs = [log for log in self._scoped(SessionFilter(tenant)) if log.order > after]
-            due = [(log.order, self.bank.due(log, clock)) for log in logs]
+            due = [(log.order, self.database.due(log, clock)) for log in logs]
         found = [(order, session) for order, session in due if session is not None]
         page = found[:limit]
         more = rows.write_cursor(page[-1][0]) if len(found) > limit else None
@@ -277,9 +278,9 @@ class MemorySessionStore(TenantHandle):
             await _check(draft.content, draft.content.data)
         with self._locked():
             log = self._log(session_id)
-            item = self.bank.put(log, draft)
+            item = self.database.put(log, draft)
             seq = log.state.seq
-        self.bank.wake(self._key(session_id), seq)
+        self.database.wake(self._key(session_id), seq)
         return item
 
     async def list_inbox(self, session_id: str, *, pending: bool = True) -> list[InboxItem]:
@@ -293,12 +294,12 @@ class MemorySessionStore(TenantHandle):
         with self._locked():
             log = self._log(session_id)
             self._beat()
-            if log.owner is not None and self.bank.is_alive(log.owner):
-                raise rows.held_error(self.bank.lease_info(log))
+            if log.owner is not None and self.database.is_alive(log.owner):
+                raise rows.held_error(self.database.lease_info(log))
             if log.imported and not takeover:
                 raise rows.imported_error(session_id)
             log.imported = False
-            dead = None if log.owner is None else self.bank.lease_info(log)
+            dead = None if log.owner is None else self.database.lease_info(log)
             log.owner, log.epoch = self._owner, log.epoch + 1
             lease = Lease(session_id, self._owner, log.epoch, log.state.seq, log.waiting)
         if dead is not None:
@@ -308,14 +309,14 @@ class MemorySessionStore(TenantHandle):
     async def renew(self, lease: Lease) -> None:
         """Prove that the lease still holds."""
         with self._locked():
-            self.bank.check_lease(self._log(checks.check_lease(lease)), lease)
+            self.database.check_lease(self._log(checks.check_lease(lease)), lease)
             self._beat()
 
     async def release(self, lease: Lease) -> None:
         """Give the lease back."""
         checks.check_lease(lease)
         with self._locked():
-            log = self.bank.logs.get(Address(self.tenant, lease.session))
+            log = self.database.logs.get(Address(self.tenant, lease.session))
             if log is not None and lease.is_of(log.owner, log.epoch):
                 log.owner = None
 
@@ -323,7 +324,7 @@ class MemorySessionStore(TenantHandle):
         """Return who holds the session."""
         with self._locked():
             log = self._log(session_id)
-            return None if log.owner is None else self.bank.lease_info(log)
+            return None if log.owner is None else self.database.lease_info(log)
 
     def subscribe(self, session_id: str, *, after: int = 0) -> SessionSubscription:
         """Follow one session from a position."""
@@ -346,12 +347,12 @@ class MemorySessionStore(TenantHandle):
         """Delete a session that nobody drives."""
         with self._locked():
             log = self._log(session_id)
-            if log.owner is not None and self.bank.is_alive(log.owner):
-                raise rows.held_error(self.bank.lease_info(log))
+            if log.owner is not None and self.database.is_alive(log.owner):
+                raise rows.held_error(self.database.lease_info(log))
             address = Address(self.tenant, session_id)
-            del self.bank.logs[address]
-            self.bank.deleted.add(address)
-        self.bank.wake(address.key, 0)
+            del self.database.logs[address]
+            self.database.deleted.add(address)
+        self.database.wake(address.key, 0)
 
     async def erase(self, session_id: str, payload_id: str, rule: str) -> int:
         """Erase one value from a session."""
@@ -373,8 +374,8 @@ class MemorySessionStore(TenantHandle):
             log.erased[payload_id] = (at, rule)
             log.refs.discard(payload_id)
             tenant = log.state.tenant
-            if not self.bank.is_referred(tenant, payload_id):
-                self.bank.payloads.pop((tenant, payload_id), None)
+            if not self.database.is_referred(tenant, payload_id):
+                self.database.payloads.pop((tenant, payload_id), None)
         return max(places, 1)
 
     async def erased(self, session_id: str) -> dict[str, tuple[str, str]]:
@@ -387,16 +388,16 @@ class MemorySessionStore(TenantHandle):
     ) -> GcReport:
         """Remove payloads that no session refers to."""
         with self._locked():
-            before = self.bank.clock() - checks.check_grace(grace_seconds)
+            before = self.database.clock() - checks.check_grace(grace_seconds)
             scope = self.tenant if self.is_view else None
-            found = self.bank.orphans(before)
+            found = self.database.orphans(before)
             orphans = {key: kept for key, kept in found.items() if scope in (None, key[0])}
-            there = [tenant for tenant, _ in self.bank.payloads if scope in (None, tenant)]
+            there = [tenant for tenant, _ in self.database.payloads if scope in (None, tenant)]
             left = len(there) - len(orphans)
             if not dry_run:
-                self.bank.forget_unused(before, scope)
+                self.database.forget_unused(before, scope)
                 for tenant, payload_id in orphans:
-                    self.bank.drop(tenant, payload_id)
+                    self.database.drop(tenant, payload_id)
         size = sum(len(orphan.data) for orphan in orphans.values())
         ids = tuple(sorted(payload_id for _, payload_id in orphans))
         return GcReport(len(orphans), size, left, dry_run, ids)
@@ -407,54 +408,56 @@ class MemorySessionStore(TenantHandle):
         self.check_tenant(rows.tenant_of(copy))
         session_id, address = copy.session, Address(self.tenant, copy.session)
         with self._locked():
-            if address in self.bank.deleted:
+            if address in self.database.deleted:
                 raise SessionDeleted(f"session {session_id!r} was deleted here; it stays deleted")
-            existing = self.bank.logs.get(address)
+            existing = self.database.logs.get(address)
             have = [] if existing is None else existing.events
             new = rows.forward(session_id, have, copy.events)
             if not new:
                 return ImportOutcome(session_id, "unchanged", 0)
-            if existing is not None and existing.owner and self.bank.is_alive(existing.owner):
-                raise rows.held_error(self.bank.lease_info(existing))
-            gone = {} if existing is None else self.bank.gone(existing)
+            if existing is not None and existing.owner and self.database.is_alive(existing.owner):
+                raise rows.held_error(self.database.lease_info(existing))
+            gone = {} if existing is None else self.database.gone(existing)
             new = rows.erase_again(new, gone)
             state = fold(empty(session_id) if existing is None else existing.state, new)
             slots = list(rows.slots_with_inner(new, copy.payloads, {**copy.erased, **gone}))
             log = existing
             if log is None:
-                self.bank.orders += 1
-                log = Log(self.bank.orders, [], state)
+                self.database.orders += 1
+                log = Log(self.database.orders, [], state)
             for item in slots:
                 if item.erased is not None:
                     log.erased[item.id] = (item.erased.at, item.erased.rule)
                 elif not item.inline:
-                    self.bank.keep(state.tenant, structs.replace(item, data=copy.payloads[item.id]))
+                    self.database.keep(
+                        state.tenant, structs.replace(item, data=copy.payloads[item.id])
+                    )
                     log.refs.add(item.id)
             log.events = [*log.events, *new]
             log.state = state
             log.imported = rows.has_open_work(state)
-            self.bank.logs[address] = log
-        self.bank.wake(address.key, state.seq)
+            self.database.logs[address] = log
+        self.database.wake(address.key, state.seq)
         outcome = "created" if existing is None else "forwarded"
         return ImportOutcome(session_id, outcome, len(new))
 
     async def close(self) -> None:
-        """Release this handle's leases; the bank stays."""
+        """Release this handle's leases; the database stays."""
         check_process(self._pid)
         if self.is_view:
             return
-        with self.bank.lock:
+        with self.database.lock:
             self._closed.set()
-            self.bank.owners.pop(self._owner, None)
-            for log in self.bank.logs.values():
+            self.database.owners.pop(self._owner, None)
+            for log in self.database.logs.values():
                 if log.owner == self._owner:
                     log.owner = None
-            if self._feed in self.bank.feeds:
-                self.bank.feeds.remove(self._feed)
+            if self._feed in self.database.feeds:
+                self.database.feeds.remove(self._feed)
         self._feed.close()
 
     def _log(self, session_id: str) -> Log:
-        return self.bank.log(Address(self.tenant, session_id))
+        return self.database.log(Address(self.tenant, session_id))
 
     def _key(self, session_id: str) -> str:
         return Address(self.tenant, session_id).key
@@ -462,22 +465,24 @@ class MemorySessionStore(TenantHandle):
     def _scoped(self, where: SessionFilter | PendingFilter | None) -> list[Log]:
         """Return the sessions of the tenant, or of all, that a listing is of."""
         scope = self.scope(None if where is None else where.tenant)
-        return [log for address, log in self.bank.logs.items() if scope in (None, address.tenant)]
+        return [
+            log for address, log in self.database.logs.items() if scope in (None, address.tenant)
+        ]
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
         check_process(self._pid)
         if self._closed.is_set():
             raise rows.closed_error("memory:")
-        with self.bank.lock:
+        with self.database.lock:
             yield
 
     async def _page(self, session_id: str, *, after: int, limit: int) -> list[Event]:
         return await self.read_events(session_id, after=after, limit=limit)
 
     def _beat(self) -> None:
-        seconds = self._lease_seconds if self.bank.leases_run_out else math.inf
-        self.bank.owners[self._owner] = self.bank.clock() + seconds
+        seconds = self._lease_seconds if self.database.leases_run_out else math.inf
+        self.database.owners[self._owner] = self.database.clock() + seconds
 
 
 async def _check(item: Slot, data: bytes) -> bytes:

@@ -173,7 +173,7 @@ def prove(
     """
     brought: set[str] = set()
     bare = (item for item in batch.refs.values() if item.id not in batch.payloads)
-    reachable = Reachable(item for item in bare if (item.id in batch.loose) is not used)
+    reachable = Reachable(item for item in bare if (item.id in batch.unreferenced) is not used)
     for item in reachable:
         if item.erased is not None:
             continue

@@ -114,7 +114,7 @@ def append(states: States, tenant: str, request: Request) -> Plan[tuple[Appended
 def _store(
     states: States, row: SessionRow, batch: Batch, source: SessionRow | None, before: State
 ) -> Plan[None]:
-    unused = batch.loose
+    unused = batch.unreferenced
     if len(batch.refs) > len(batch.payloads):
         unused -= yield from payloads.prove(row, batch, source, before, used=True)
         yield from payloads.prove(row, batch, source, before, used=False)

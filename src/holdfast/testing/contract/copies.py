@@ -51,7 +51,7 @@ class CopyContract(ContractPlace):
             await driver.say(BIG)
         file = tmp_path / "export"
         assert await export_sessions(store, ["s-1", "s-2"], file) == 2 * driver.state.seq
-        copy = await place.beside("copy").open()
+        copy = await place.sibling("copy").open()
         outcomes = await import_sessions(copy, file)
         assert [(o.session, o.outcome, o.events) for o in outcomes] == [
             ("s-1", "created", driver.state.seq),
@@ -88,7 +88,7 @@ class CopyContract(ContractPlace):
         monkeypatch.setattr(store, "get_payload", meanwhile)
         file = tmp_path / "export"
         await export_sessions(store, ["s-1", "s-1"], file)
-        copy = await place.beside("copy").open()
+        copy = await place.sibling("copy").open()
         assert [o.outcome for o in await import_sessions(copy, file)] == ["created"]
         assert await view(copy, "s-1") == await view(store, "s-1")
         await copy.close()
@@ -100,7 +100,7 @@ class CopyContract(ContractPlace):
         await driver.say(BIG)
         file = tmp_path / "export"
         await export_sessions(store, ["s-1"], file)
-        copy = await place.beside("copy").open()
+        copy = await place.sibling("copy").open()
         await import_sessions(copy, file)
         await driver.say(BIG)
         await store.erase("s-1", BIG.id, "privacy")
@@ -125,7 +125,7 @@ class CopyContract(ContractPlace):
         await store.append(lease, 1, [said])
         file = tmp_path / "export"
         await export_sessions(store, ["s-1"], file)
-        copy = await place.beside("copy").open()
+        copy = await place.sibling("copy").open()
         await import_sessions(copy, file)
         assert (await verify(copy, "s-1")).ok
         assert await copy.get_payload("s-1", apart.id) == b"yes"
@@ -141,7 +141,7 @@ class CopyContract(ContractPlace):
         await driver.say(BIG)
         await driver.turn("two")
         await export_sessions(store, ["s-1"], long)
-        copy = await place.beside("copy").open()
+        copy = await place.sibling("copy").open()
         outcomes = []
         for file in (short, short, long, short, long):
             (done,) = await import_sessions(copy, file)
@@ -160,7 +160,7 @@ class CopyContract(ContractPlace):
         await driver.say("common")
         file = tmp_path / "export"
         await export_sessions(store, ["s-1"], file)
-        copy = await place.beside("copy").open()
+        copy = await place.sibling("copy").open()
         await import_sessions(copy, file)
         lease = await copy.acquire("s-1")
         other = Driver(copy, lease, await copy.load_state("s-1"))
@@ -181,7 +181,7 @@ class CopyContract(ContractPlace):
         self, place: Place, store: SessionStore, tmp_path: Path, reason: str
     ) -> None:
         first, second = await drive(store, "s-1"), await drive(store, "s-2")
-        copy = await place.beside("copy").open()
+        copy = await place.sibling("copy").open()
         await export_sessions(store, ["s-2"], tmp_path / "early")
         await import_sessions(copy, tmp_path / "early")
         await first.say("hi")
@@ -216,7 +216,7 @@ class CopyContract(ContractPlace):
         await export_sessions(store, ["s-1"], short)
         await driver.say("more")
         await export_sessions(store, ["s-1"], long)
-        copy = await place.beside("copy").open()
+        copy = await place.sibling("copy").open()
         await import_sessions(copy, short)
         await copy.acquire("s-1")
         with pytest.raises(LeaseHeld):
@@ -241,7 +241,7 @@ class CopyContract(ContractPlace):
         driver = await drive(store)
         await driver.play(start_turn(driver.state, "hi"))
         await export_sessions(store, ["s-1"], tmp_path / "export")
-        there = place.beside("copy")
+        there = place.sibling("copy")
         copy = await there.open()
         await import_sessions(copy, tmp_path / "export")
         for _ in range(2):
@@ -268,7 +268,7 @@ class CopyContract(ContractPlace):
         await store.erase("s-1", tiny.id, "asked")
         await store.erase("s-1", BIG.id, "asked")
         await export_sessions(store, ["s-1"], tmp_path / "export")
-        copy = await place.beside("copy").open()
+        copy = await place.sibling("copy").open()
         await import_sessions(copy, tmp_path / "export")
         assert await copy.erased("s-1") == await store.erased("s-1")
         with pytest.raises(PayloadNotFound):
@@ -284,7 +284,7 @@ class CopyContract(ContractPlace):
         driver = await drive(store)
         await driver.say(BIG)
         events = await all_events(store, "s-1")
-        copy = await place.beside("copy").open()
+        copy = await place.sibling("copy").open()
         with pytest.raises(Corruption, match=BIG.id):
             await copy.import_log(prove("s-1", events))
         with pytest.raises(SessionNotFound):
@@ -308,7 +308,7 @@ class CopyContract(ContractPlace):
         await export_sessions(store, ["s-1"], file)
         whole = file.read_bytes()
         events = await all_events(store, "s-1")
-        copy = await place.beside("copy").open()
+        copy = await place.sibling("copy").open()
         stride = max(1, len(whole) // 40)
         harmless = 0
         for at in range(0, len(whole), stride):
@@ -325,7 +325,7 @@ class CopyContract(ContractPlace):
                 assert await all_events(copy, "s-1") == events
                 await copy.close()
                 harmless += 1
-                copy = await place.beside(f"copy-{harmless}").open()
+                copy = await place.sibling(f"copy-{harmless}").open()
         assert harmless < 5
         await copy.close()
 
@@ -359,7 +359,7 @@ class CopyContract(ContractPlace):
         file = tmp_path / "export"
         await export_sessions(store, ["s-1"], file)
         (header, *lines, _) = zstd.decompress(file.read_bytes()).splitlines(keepends=True)
-        copy = await place.beside("copy").open()
+        copy = await place.sibling("copy").open()
         later = header.replace(b'"at":"20', b'"at":"21')
         forgeries = {
             "an event": [header, *(line.replace(b"truth", b"false") for line in lines)],

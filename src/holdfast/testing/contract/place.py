@@ -45,7 +45,7 @@ class Place:
         await store.close()
         return await self.open()
 
-    def beside(self, name: str) -> Place:
+    def sibling(self, name: str) -> Place:
         """Return another, empty place."""
         return Place(self._opener, self.path.parent / f"{self.path.name}-{name}")
 

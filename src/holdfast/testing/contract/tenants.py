@@ -114,7 +114,7 @@ class TenantContract(ContractPlace):
             await ours.append(ours.message("x"), posts=[("s-1", InboxDraft("k", "message"))])
             assert await theirs.store.list_inbox("s-1") == []
         await export_sessions(theirs.store, ["s-1"], tmp_path / "export")
-        elsewhere = await place.beside("copy").open()
+        elsewhere = await place.sibling("copy").open()
         with pytest.raises(InvalidInput, match="tenant"):
             await import_sessions(elsewhere.of("zeta"), tmp_path / "export")
         await import_sessions(elsewhere, tmp_path / "export")

@@ -140,7 +140,7 @@ class WaitsContract(ContractPlace):
         await store.release(driver.lease)
         path = place.path.parent / "export"
         await export_sessions(store, ["s-1"], path)
-        elsewhere = await place.beside("copy").open()
+        elsewhere = await place.sibling("copy").open()
         await import_sessions(elsewhere, path)
         assert await waiting(elsewhere) == await waiting(store)
         await store.delete("s-1")
@@ -307,7 +307,7 @@ class WorkContract(ContractPlace):
         await driver.ask("c", deadline=PAST)
         path = place.path.parent / "export"
         await export_sessions(store, ["s-1"], path)
-        elsewhere = await place.beside("copy").open()
+        elsewhere = await place.sibling("copy").open()
         await import_sessions(elsewhere, path)
         assert await self.due(elsewhere) == {}
         await elsewhere.release(await elsewhere.acquire("s-1", takeover=True))

@@ -1,4 +1,4 @@
-"""The bank: what memory stores hold, and what may be done with it under its lock."""
+"""The database of memory stores: what they hold, and what may be done with it under its lock."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Payload:
     put_at: float
 
 
-class MemoryBank:
+class MemoryDatabase:
     """What memory stores hold; `clock` lets a test say when leases run out and payloads are old."""
 
     def __init__(self, clock: Callable[[], float] | None = None) -> None:

@@ -25,7 +25,7 @@ class _Carried(asyncio.Task[_T]):
         return False
 
 
-async def carried_through(work: Coroutine[Any, Any, _T]) -> _T:
+async def shielded(work: Coroutine[Any, Any, _T]) -> _T:
     """Await work to its end; a cancellation that comes meanwhile is raised after it."""
     task = _Carried(work, loop=asyncio.get_running_loop())
     try:
@@ -43,6 +43,6 @@ async def ended(task: asyncio.Future[Any]) -> None:
         await asyncio.wait({task})
 
     if task.cancel():
-        await carried_through(over())
+        await shielded(over())
     if not task.cancelled():
         task.exception()
