@@ -6,8 +6,11 @@ what may be appended is decided in `core/log.py`.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any, get_args
+
+import msgspec
 
 from holdfast.core.errors import InvalidInput, InvalidRef, check_kind
 from holdfast.core.facts import InputKind, SessionStarted
@@ -170,6 +173,25 @@ def check_draft(draft: InboxDraft, *, bare: bool = False) -> None:
         # What a manifest leads to is proven by appends alone.
         raise InvalidRef(f"{content!r} is not a value that an inbox item can hold")
     to_record(content)  # which refuses what cannot be written
+
+
+def check_audit(record: Mapping[str, Any]) -> bytes:
+    """Return an audit record as it is stored; refuse what is not a JSON object."""
+    check_kind(record, Mapping, "record of a model call")
+    try:
+        return msgspec.json.encode(dict(record))
+    except (TypeError, ValueError, RecursionError, OverflowError) as error:
+        raise InvalidInput(f"a record of a model call is a JSON object: {error}") from error
+
+
+def check_audit_bounds(before: str | None, keep: int | None) -> str:
+    """Return the moment before which audit rows go, as rows write it; refuse other bounds."""
+    if keep is not None and (type(keep) is not int or not 0 <= keep <= LARGEST):
+        raise InvalidInput(f"{keep!r} is not a valid number of audit rows to keep")
+    if before is None:
+        return ""
+    moment = datetime.fromtimestamp(check_moment(before) / 1000, UTC)
+    return moment.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
 def check_copy(copy: Copy) -> None:

@@ -9,7 +9,7 @@ process, and never repair anything.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Protocol
@@ -327,6 +327,16 @@ class GcReport:
 
 
 @dataclass(frozen=True, slots=True)
+class AuditRow:
+    """One model call as the audit has it, beside the log: numbered from 1 within its session."""
+
+    session: str
+    number: int
+    at: str
+    record: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
 class ImportOutcome:
     """What importing one session did: created, forwarded or unchanged."""
 
@@ -565,6 +575,27 @@ class SessionStore(Protocol):
         A view collects those of its tenant, the opened handle those of all. A session's right to a
         payload that was put for it and never used ends in the same way, whether or not others use
         the payload.
+        """
+        ...
+
+    async def put_audit(self, session_id: str, record: Mapping[str, Any]) -> AuditRow:
+        """Add a row to a session's audit of model calls, without its lease.
+
+        The audit stands beside the log: no digest covers it, no export or fork carries it, and
+        deleting the session removes it. A record is a JSON object.
+        """
+        ...
+
+    async def list_audit(
+        self, session_id: str, *, after: int = 0, limit: int = 100
+    ) -> list[AuditRow]:
+        """Return audit rows of a session with numbers above `after`, in order."""
+        ...
+
+    async def gc_audit(self, *, before: str | None = None, keep: int | None = None) -> int:
+        """Remove audit rows older than a moment, and all but the last `keep` of each session.
+
+        Return how many went. A view removes those of its tenant, the opened handle those of all.
         """
         ...
 

@@ -59,6 +59,7 @@ from holdfast.stores.checks import (
     check_texts,
 )
 from holdfast.stores.port import (
+    AuditRow,
     DueSession,
     InboxDraft,
     InboxItem,
@@ -446,3 +447,12 @@ def _erase(part: Any, payload_id: str, mark: Erased) -> Any:
 def snapshot_check(seq: int, version: int, digest: str, body: bytes) -> bytes:
     """Return what a state snapshot's own checksum covers."""
     return canonical({"digest": digest, "fold": version, "seq": seq}) + body
+
+
+def audit_row(session_id: str, number: int, at: str, data: bytes) -> AuditRow:
+    """Return an audit row as callers get it; one that is damaged says so and hides no other."""
+    try:
+        record: Any = msgspec.json.decode(data)
+    except (msgspec.MsgspecError, TypeError) as error:
+        record = {"damaged": str(error)}
+    return AuditRow(session_id, number, at, record if isinstance(record, dict) else {})

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from holdfast.testing.contract.appends import AppendContract
 from holdfast.testing.contract.asking import InboxContract, LeaseContract
+from holdfast.testing.contract.audit import AuditContract
 from holdfast.testing.contract.care import DeleteContract, EraseContract
 from holdfast.testing.contract.collecting import GcContract
 from holdfast.testing.contract.copies import CopyContract
@@ -41,6 +42,7 @@ class StoreContract(
     DeleteContract,
     EraseContract,
     GcContract,
+    AuditContract,
     CopyContract,
     HostileContract,
 ):

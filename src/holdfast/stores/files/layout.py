@@ -6,6 +6,7 @@
     deleted/<id>.json                  tombstones: these ids are never used again
     runs/<id>/events.jsonl             the log, the only truth about a session
     runs/<id>/inbox.jsonl              what outsiders asked of it
+    runs/<id>/audit.jsonl              its model calls, where an audit is kept
     runs/<id>/payloads.txt             payloads put for later appends
     runs/<id>/lease.json               who drives it
     runs/<id>/run.json                 derived: the session as it stands

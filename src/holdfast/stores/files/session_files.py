@@ -33,6 +33,7 @@ from holdfast.core.events import Event, now
 from holdfast.core.payloads import Slot, check_bytes
 from holdfast.stores import rows, waits
 from holdfast.stores.files import tip as tips
+from holdfast.stores.files.audit_file import AuditFile
 from holdfast.stores.files.inbox_file import InboxFile
 from holdfast.stores.files.layout import Layout
 from holdfast.stores.files.lease_file import (
@@ -90,6 +91,7 @@ class SessionFiles:
         self.folder = place.layout.run(address)
         self.log = LogFile(place.disk, place.layout.log(address), self.id)
         self.inbox = InboxFile(place.disk, self.folder / "inbox.jsonl", self.id)
+        self.audit = AuditFile(place.disk, self.folder / "audit.jsonl", self.id)
         self.grants = Grants(place.disk, self.folder / "payloads.txt")
         self.refs = Refs(self.log, self.inbox, self._blob)
         self.lease_path = self.folder / "lease.json"

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from holdfast.blobs.directory import DirectoryBlobStore
 from holdfast.blobs.disk import Disk
@@ -41,6 +41,7 @@ from holdfast.stores.port import (
     GC_GRACE_SECONDS,
     LEASE_SECONDS,
     Appended,
+    AuditRow,
     DuePage,
     GcReport,
     ImportOutcome,
@@ -349,6 +350,38 @@ class FilesSessionStore(TenantHandle):
         return await self._threads.write(
             "collecting payloads",
             lambda: sweep.sweep(self._place, self._files_of, dry_run, grace, scope),
+        )
+
+    async def put_audit(self, session_id: str, record: Mapping[str, Any]) -> AuditRow:
+        """Add a row to a session's audit."""
+        data = checks.check_audit(record)
+
+        def add(files: SessionFiles) -> AuditRow:
+            with files.writing():
+                return files.audit.add(data)
+
+        return await self._write(session_id, add, moves=False)
+
+    async def list_audit(
+        self, session_id: str, *, after: int = 0, limit: int = 100
+    ) -> list[AuditRow]:
+        """Return audit rows of a session, in order."""
+        checks.check_page(after, None, limit)
+
+        def read(files: SessionFiles) -> list[AuditRow]:
+            files.check_present()
+            return [row for row in files.audit.read() if row.number > after][:limit]
+
+        return await self._read(session_id, read)
+
+    async def gc_audit(self, *, before: str | None = None, keep: int | None = None) -> int:
+        """Remove old audit rows, and those beyond the number to keep."""
+        self._owner.check_process()
+        moment = checks.check_audit_bounds(before, keep)
+        scope = self.tenant if self.is_view else None
+        return await self._threads.write(
+            "shortening audits",
+            lambda: sweep.shorten_audits(self._place, self._files_of, scope, moment, keep),
         )
 
     async def import_log(self, copy: Copy) -> ImportOutcome:

@@ -109,6 +109,19 @@ def _report(
     return GcReport(len(orphans), sum(entry.size for entry in orphans), kept, not remove, ids)
 
 
+def shorten_audits(
+    place: Place, open_session: OpenSession, tenant: str | None, before: str, keep: int | None
+) -> int:
+    """Remove audit rows that are too old or too many; return how many went."""
+    gone = 0
+    for address in place.layout.addresses(place.disk, tenant):
+        with suppress(NotFound, SessionDeleted):
+            files = open_session(address)
+            with files.writing():
+                gone += files.audit.shorten(before, keep)
+    return gone
+
+
 def tidy(place: Place, open_session: OpenSession, limit: float) -> None:
     """Remove what interrupted writes, deletes and dead owners left behind."""
     disk, layout = place.disk, place.layout

@@ -38,6 +38,7 @@ class Log:
     refs: set[str] = field(default_factory=set)
     erased: dict[str, tuple[str, str]] = field(default_factory=dict)
     inbox: dict[str, InboxItem] = field(default_factory=dict)
+    audit: list[tuple[int, str, bytes]] = field(default_factory=list)
     owner: str | None = None
     epoch: int = 0
     imported: bool = False

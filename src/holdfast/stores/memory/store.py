@@ -12,9 +12,10 @@ import asyncio
 import math
 import os
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 from msgspec import structs
 
@@ -41,6 +42,7 @@ from holdfast.stores.port import (
     LEASE_SECONDS,
     ROW_PAYLOAD_BYTES,
     Appended,
+    AuditRow,
     DuePage,
     GcReport,
     ImportOutcome,
@@ -401,6 +403,38 @@ class MemorySessionStore(TenantHandle):
         size = sum(len(orphan.data) for orphan in orphans.values())
         ids = tuple(sorted(payload_id for _, payload_id in orphans))
         return GcReport(len(orphans), size, left, dry_run, ids)
+
+    async def put_audit(self, session_id: str, record: Mapping[str, Any]) -> AuditRow:
+        """Add a row to a session's audit."""
+        data = checks.check_audit(record)
+        with self._locked():
+            log = self._log(session_id)
+            number = log.audit[-1][0] + 1 if log.audit else 1
+            log.audit.append((number, now(), data))
+            return rows.audit_row(session_id, *log.audit[-1])
+
+    async def list_audit(
+        self, session_id: str, *, after: int = 0, limit: int = 100
+    ) -> list[AuditRow]:
+        """Return audit rows of a session, in order."""
+        checks.check_page(after, None, limit)
+        with self._locked():
+            kept = [row for row in self._log(session_id).audit if row[0] > after]
+        return [rows.audit_row(session_id, *row) for row in kept[:limit]]
+
+    async def gc_audit(self, *, before: str | None = None, keep: int | None = None) -> int:
+        """Remove old audit rows, and those beyond the number to keep."""
+        moment = checks.check_audit_bounds(before, keep)
+        gone = 0
+        with self._locked():
+            for address, log in self.bank.logs.items():
+                if not self.is_view or address.tenant == self.tenant:
+                    kept = [row for row in log.audit if row[1] >= moment]
+                    if keep is not None:
+                        kept = kept[max(0, len(kept) - keep) :]
+                    gone += len(log.audit) - len(kept)
+                    log.audit = kept
+        return gone
 
     async def import_log(self, copy: Copy) -> ImportOutcome:
         """Store a copy of a session's log."""

@@ -129,6 +129,7 @@ def delete(row: SessionRow) -> Plan[None]:
         "delete_erasures",
         "delete_inbox",
         "delete_pending_of_session",
+        "delete_audit",
         "delete_session",
     ):
         yield Change(name, (row.key,))

@@ -8,10 +8,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from holdfast.core.errors import NothingWritten, OutcomeUnknown, StoreFailed
 from holdfast.core.facts import Fact, SessionStarted
@@ -28,6 +28,7 @@ from holdfast.stores.port import (
     GC_GRACE_SECONDS,
     ROW_PAYLOAD_BYTES,
     Appended,
+    AuditRow,
     GcReport,
     ImportOutcome,
     InboxDraft,
@@ -36,6 +37,7 @@ from holdfast.stores.port import (
     LeaseInfo,
 )
 from holdfast.stores.relational import (
+    audit,
     collecting,
     derived,
     erasing,
@@ -276,6 +278,26 @@ class RelationalSessionStore(RelationalReading):
             dry_run=dry_run,
             ids=tuple(sorted([o.id for o in gone] + [entry.id for entry in strays])),
         )
+
+    async def put_audit(self, session_id: str, record: Mapping[str, Any]) -> AuditRow:
+        """Add a row to a session's audit."""
+        address, data = self._at(session_id), checks.check_audit(record)
+        return await self._engine.write(Job(partial(audit.put, address, data), session_id))
+
+    async def list_audit(
+        self, session_id: str, *, after: int = 0, limit: int = 100
+    ) -> list[AuditRow]:
+        """Return audit rows of a session, in order."""
+        address = self._at(session_id)
+        checks.check_page(after, None, limit)
+        return await self._engine.read(partial(audit.page, address, after, limit), session_id)
+
+    async def gc_audit(self, *, before: str | None = None, keep: int | None = None) -> int:
+        """Remove old audit rows, and those beyond the number to keep."""
+        self._owner.check_process()
+        moment = checks.check_audit_bounds(before, keep)
+        scope = self.tenant if self.is_view else None
+        return await self._engine.write(Job(partial(audit.collect, scope, moment, keep)))
 
     async def import_log(self, copy: Copy) -> ImportOutcome:
         """Store a copy of a session's log."""

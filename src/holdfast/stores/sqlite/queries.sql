@@ -437,3 +437,29 @@ WHERE s.key > :after
   AND s.status NOT IN ('stopped', 'failed')
   AND (s.owner IS NULL OR s.owner NOT IN (SELECT value FROM json_each(:live)))
 ORDER BY s.key LIMIT :limit
+
+-- name: last_audit
+SELECT max(number) FROM audit WHERE session = ?
+
+-- name: insert_audit
+INSERT INTO audit (session, number, at, record) VALUES (?, ?, ?, ?)
+
+-- name: list_audit
+SELECT number, at, record FROM audit WHERE session = ? AND number > ? ORDER BY number LIMIT ?
+
+-- name: delete_audit
+DELETE FROM audit WHERE session = ?
+
+-- name: delete_old_audit
+DELETE FROM audit WHERE at < :before
+  AND (:of IS NULL OR session IN (SELECT key FROM sessions WHERE tenant = :of))
+
+-- name: delete_surplus_audit
+DELETE FROM audit WHERE (session, number) IN (
+  SELECT session, number FROM (
+    SELECT session, number,
+      row_number() OVER (PARTITION BY session ORDER BY number DESC) AS place
+    FROM audit
+    WHERE :of IS NULL OR session IN (SELECT key FROM sessions WHERE tenant = :of)
+  ) WHERE place > :keep
+)
