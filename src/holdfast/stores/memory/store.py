@@ -427,7 +427,7 @@ class MemorySessionStore(TenantHandle):
         moment = checks.check_audit_bounds(before, keep)
         gone = 0
         with self._locked():
-            for address, log in self.bank.logs.items():
+            for address, log in self.database.logs.items():
                 if not self.is_view or address.tenant == self.tenant:
                     kept = [row for row in log.audit if row[1] >= moment]
                     if keep is not None:

@@ -82,7 +82,7 @@ class AuditContract(ContractPlace):
             await store.list_audit("s-1")
         with pytest.raises((SessionDeleted, SessionNotFound)):
             await store.put_audit("s-1", ROW)
-        other = await place.beside("other").open()
+        other = await place.sibling("other").open()
         await import_sessions(other, tmp_path / "copy")
         assert await other.list_audit("s-1") == []
 
