@@ -153,14 +153,15 @@ async def test_a_database_or_payload_cut_short_is_found_out(original, tmp_path):
 
 @pytest.mark.parametrize("original", ["files"], indirect=True)
 async def test_a_log_file_cut_short_shows_what_is_left_or_says_what_is_wrong(original, tmp_path):
-    # Its tail could have been torn off by a crash before it was acknowledged: nobody can tell.
+    # What nothing beside the log knows of could have been torn off before it was acknowledged.
     async for copy in cut_short(original, tmp_path, (".jsonl",)):
         store = await open_plain(original.kind, copy)
         for session in SESSIONS:
             try:
                 left = await all_events(store, session)
                 assert left == original.events[session][: len(left)]
-                assert (await verify(store, session)).digest == left[-1].digest
+                report = await verify(store, session)
+                assert not report.ok or report.digest == left[-1].digest
             except Corruption:
                 continue
         await store.close()

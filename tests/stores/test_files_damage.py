@@ -9,6 +9,7 @@ import pytest_asyncio
 
 from holdfast.core.errors import Corruption, HoldfastError, LeaseLost
 from holdfast.core.payloads import slot
+from holdfast.stores import portable
 from holdfast.stores.files.lines import seal
 from holdfast.stores.files.store import FilesSessionStore
 from holdfast.stores.port import InboxDraft
@@ -74,6 +75,7 @@ async def test_a_torn_last_line_is_no_event_and_the_next_writer_takes_it_away(
     driver = await ten_messages(store)
     whole = log_of(root).read_bytes()
     await driver.say("this was never acknowledged")
+    forget_derived(root)
     torn = log_of(root).read_bytes()[len(whole) :][:left]
     log_of(root).write_bytes(whole + torn)
 
@@ -92,17 +94,69 @@ async def test_a_torn_last_line_is_no_event_and_the_next_writer_takes_it_away(
     assert (await verify(await again(), "s-1")).ok
 
 
-async def test_a_hole_in_the_last_line_is_a_torn_write_too(root, store, again):
+async def unfinished_line(root, store, text):
+    """Write a last line that nothing but the log knows of; return what precedes it, and it."""
     driver = await ten_messages(store)
     whole = log_of(root).read_bytes()
-    await driver.say("the disk never wrote all of this")
-    line = log_of(root).read_bytes()[len(whole) :]
-    log_of(root).write_bytes(whole + line[:40] + b"\0" * (len(line) - 60) + line[-20:])
+    await driver.say(text)
+    forget_derived(root)
+    return driver, whole, log_of(root).read_bytes()[len(whole) :]
+
+
+async def test_a_block_of_the_last_line_that_was_never_written_is_a_torn_write_too(
+    root, store, again
+):
+    driver, whole, line = await unfinished_line(root, store, "the disk never wrote this" * 60)
+    start = -len(whole) % 512
+    log_of(root).write_bytes(whole + line[:start] + b"\0" * 512 + line[start + 512 :])
     reader = await again()
     assert (await reader.load_state("s-1")).seq == 11
     assert len(await reader.read_events("s-1", reverse=True)) == 11
     driver.state = await store.load_state("s-1")
     assert (await driver.say("next")).seq == 12
+
+
+@pytest.mark.parametrize("first", [0, 40, 600, -40], ids=["start", "block 1", "block 2", "end"])
+async def test_zero_bytes_within_the_last_complete_line_are_damage(root, store, again, first):
+    _, whole, line = await unfinished_line(root, store, "this was acknowledged" * 60)
+    await store.close()
+    forget_derived(root)
+    place = first % len(line)
+    damaged = whole + line[:place] + b"\0" * 30 + line[place + 30 :]
+    log_of(root).write_bytes(damaged)
+    reader = await again()
+    with pytest.raises(Corruption, match="line 13 of the log of session 's-1' is damaged"):
+        await reader.load_state("s-1")
+    assert (await verify(reader, "s-1")).problems[0].seq == 12
+    with pytest.raises(Corruption):
+        await reader.acquire("s-1")
+    assert log_of(root).read_bytes() == damaged, "nothing that was acknowledged is cut off"
+
+
+@pytest.mark.parametrize("left", [0, 20], ids=["line gone", "line torn"])
+async def test_a_run_file_that_is_ahead_of_the_log_says_that_events_are_missing(
+    root, store, again, left, tmp_path
+):
+    await ten_messages(store)
+    exported = tmp_path / "session.holdfast"
+    await portable.export_sessions(store, ["s-1"], exported)
+    await store.close()
+    whole = log_of(root).read_bytes()
+    last = whole.rindex(b"\n", 0, -1) + 1
+    log_of(root).write_bytes(whole[: last + left])
+    reader = await again()
+    said = "ends at event 10, but run.json beside it was written after event 11"
+    for verb in (reader.load_state, reader.acquire):
+        with pytest.raises(Corruption, match=said):
+            await verb("s-1")
+    assert [event.seq for event in await all_events(reader, "s-1")] == list(range(1, 11))
+    assert (await reader.session_info("s-1")).seq == 11
+    problems = (await verify(reader, "s-1")).problems
+    assert problems[0].seq == 11
+    assert any(said in problem.message for problem in problems)
+    await portable.import_sessions(reader, exported)
+    assert (await reader.load_state("s-1")).seq == 11
+    assert (await verify(reader, "s-1")).ok
 
 
 @pytest.mark.parametrize("number", [2, 3, 7, 12])

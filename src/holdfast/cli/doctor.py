@@ -109,6 +109,10 @@ async def _store(call: Call, problems: list[str]) -> dict[str, Any]:
     try:
         async for info in all_sessions(store):
             report["sessions"] += 1
+            try:
+                await store.load_state(info.id)
+            except HoldfastError as error:
+                problems.append(str(error))
             if info.status == "interrupted":
                 report["interrupted"].append(info.id)
         async for info in all_sessions(store, SessionFilter(status="running")):

@@ -70,6 +70,7 @@ def import_log(files: SessionFiles, copy: Copy) -> ImportOutcome:
             if not new and not stored.mended:
                 return ImportOutcome(files.id, "unchanged", 0)
             if not stored.mended and exists:
+                disk.unlink(files.run_path)  # it may have seen events that are coming back now
                 files.settled_tip()
             imported = header.imported
             if new:

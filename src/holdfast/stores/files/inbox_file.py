@@ -58,7 +58,7 @@ class InboxFile:
             try:
                 item = _item(self.session, unseal(text))
             except Corruption as error:
-                if number == len(texts) and not rest and has_hole(text):
+                if number == len(texts) and not rest and has_hole(text, inbox.end):
                     break
                 raise Corruption(
                     f"line {number} of the inbox of session {self.session!r} is damaged: {error}; "

@@ -22,6 +22,9 @@ LOG_FORMAT = 1
 SEAL_BYTES = 75
 """Length of the end of a sealed line: `,"sum":"` 64 digits `"}` and the newline."""
 
+BLOCK_BYTES = 512
+"""No file system writes less than so many bytes at once."""
+
 _OPEN, _CLOSE = b',"sum":"', b'"}'
 
 
@@ -46,13 +49,15 @@ def unseal(line: bytes) -> Record:
     return record
 
 
-def has_hole(line: bytes) -> bool:
-    """Tell whether a part of a line was never written: file systems show zero bytes there.
+def has_hole(line: bytes, start: int) -> bool:
+    """Tell whether a part of a line, which ends before a newline, was never written to its file.
 
-    A hole reaches from or to an end of the line or is longer than a byte; a single zero byte
-    within it is a flipped bit of a space, which is damage.
+    File systems write whole blocks and show zero bytes where one is missing. The block of the
+    newline is there, so zero bytes in it, or in a part of another block, are damage.
     """
-    return line.startswith(b"\0") or line.endswith(b"\0") or b"\0\0" in line
+    blocks = range(start // BLOCK_BYTES, (start + len(line)) // BLOCK_BYTES)
+    ends = ((block + 1) * BLOCK_BYTES - start for block in blocks)
+    return any(not line[max(0, end - BLOCK_BYTES) : end].strip(b"\0") for end in ends)
 
 
 @dataclass(frozen=True, slots=True)

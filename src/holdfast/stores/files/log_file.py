@@ -1,8 +1,8 @@
 """The log file: one session's lines, found by sequence number without reading from the start.
 
 Lines are in order and each proves itself, so a position is found by bisecting the file's bytes:
-there is no index that could be stale. An unfinished last line (no newline yet, or a hole where the
-disk had not written all of it) is the trace of a write that was never acknowledged; readers stop
+there is no index that could be stale. An unfinished last line (no newline yet, or a block of it
+that the disk had not written) is the trace of a write that was never acknowledged; readers stop
 before it. Any other line that does not check out is damage: it is named, never skipped, and what
 lies on either side of it stays readable.
 """
@@ -121,7 +121,7 @@ class LogFile:
             return Tail(size, Line(end, size, None), 0)
         for start, text in pieces:
             batch = self._batch(text) if start else None
-            if batch is None and start and not rest and has_hole(text):
+            if batch is None and start and not rest and has_hole(text, start):
                 end, rest = start, text
                 continue
             line = Line(start, start + len(text) + 1, batch) if start else None
@@ -140,7 +140,7 @@ class LogFile:
                 stop = offset + len(text) + 1
                 if offset:
                     batch = self._batch(text)
-                    if batch is None and stop == end and has_hole(text):
+                    if batch is None and stop == end and has_hole(text, offset):
                         return
                     yield Line(offset, stop, batch)
                 offset = stop

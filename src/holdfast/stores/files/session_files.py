@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import msgspec
+from msgspec import structs
 
 from holdfast.blobs.directory import DirectoryBlobStore
 from holdfast.blobs.disk import Disk
@@ -162,12 +163,28 @@ class SessionFiles:
         known = self._tip
 
         def read() -> Tip:
-            snapshot = None
+            snapshot, seen = None, 0
             if known is None or not tips.holds(self.log, known, self.log.size()):
-                snapshot = self._snapshot()
-            return tips.load(self.log, self.inbox, (known, snapshot), lenient=lenient)
+                snapshot, seen = self._snapshot()
+            tip = tips.load(self.log, self.inbox, (known, snapshot), lenient=lenient)
+            return tip if seen <= tip.state.seq else self._cut_log(tip, seen, lenient)
 
         return self.log.consistently(read)
+
+    def _cut_log(self, tip: Tip, seen: int, lenient: bool) -> Tip:
+        """Say of a log that it ends before an event that was durable when `run.json` was written.
+
+        Lenient readers are told how far it goes, as they are of a damaged last line.
+        """
+        if lenient:
+            return replace(tip, state=structs.replace(tip.state, seq=seen))
+        raise Corruption(
+            f"the log of session {self.id!r} ends at event {tip.state.seq}, but run.json beside it "
+            f"was written after event {seen}: stored events are missing; restore the session from "
+            "an export, or delete run.json to go on without them",
+            session=self.id,
+            seq=tip.state.seq + 1,
+        )
 
     def settled_tip(self) -> Tip:
         """Return the tip after taking away an unfinished last line; the caller has the lock."""
@@ -346,9 +363,14 @@ class SessionFiles:
             )
         return None
 
-    def _snapshot(self) -> Tip | None:
+    def _snapshot(self) -> tuple[Tip | None, int]:
+        """Return the tip that `run.json` holds, if it is one of this log, and how far it went."""
         record = self.run_record()
-        return None if record is None else tips.from_snapshot(self.log, record.get("snapshot"))
+        if record is None:
+            return None, 0
+        seen = record.get("seq") if record.get("id") == self.id else 0
+        found = tips.from_snapshot(self.log, record.get("snapshot"))
+        return found, seen if isinstance(seen, int) else 0
 
 
 def write_failed(what: str, error: OSError) -> NothingWritten:
