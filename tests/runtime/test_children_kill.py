@@ -12,7 +12,6 @@ import signal
 import sys
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -21,6 +20,7 @@ from holdfast.models.port import ModelRequest
 from holdfast.models.scripted import ScriptedModel
 from holdfast.stores.memory.store import MemorySessionStore
 from holdfast.stores.verify import verify
+from holdfast.testing.faults import DyingStore
 
 from .children import tree
 from .conftest import Lab, cell
@@ -37,10 +37,6 @@ SCRIPTS = {
     "deep": [cell("said = map_lm(['a', 'b'])"), cell("FINAL(n + len(said))")],
 }
 ANSWER = ["<before>", [10, "<right leaf>"], "<after>"]
-
-
-class Killed(BaseException):
-    """Stands for the end of a process: nothing after it runs."""
 
 
 class Provider:
@@ -60,17 +56,7 @@ class Provider:
 
 async def cut_off(lab: Lab, provider: Provider, after: int) -> bool:
     """Work the tree in a process that ends after so many appends; tell whether it did."""
-    store = MemorySessionStore(lab.store.database)  # type: ignore[attr-defined]
-    append, appends = store.append, 0
-
-    async def counted(*arguments: Any, **options: Any) -> Any:
-        nonlocal appends
-        if appends >= after:
-            raise Killed
-        appends += 1
-        return await append(*arguments, **options)
-
-    store.append = counted  # type: ignore[method-assign]
+    store = DyingStore(lab.store.database, after)  # type: ignore[attr-defined]
     runtime = await holdfast.open(store, model=ScriptedModel(provider, name="scripted"))
     await runtime.start(session_id="root")
     try:
@@ -79,7 +65,7 @@ async def cut_off(lab: Lab, provider: Provider, after: int) -> bool:
     except BaseException:
         return True
     finally:
-        store.database.owners.pop(store.owner, None)  # a dead process beats no more
+        store.bury()
         await runtime.close()
 
 

@@ -25,6 +25,7 @@ from holdfast.runtime.tools import Tool, Toolset
 from holdfast.stores.memory.store import MemorySessionStore
 from holdfast.stores.portable import export_sessions, import_sessions
 from holdfast.stores.verify import verify
+from holdfast.testing.faults import DyingStore, ProcessKilled
 
 from .conftest import Lab, cell, replies
 
@@ -33,10 +34,6 @@ WORK = [
     cell("FINAL([*found, more, n])"),
 ]
 ANSWER = ["<a>", "<b>", "<c>", 2]
-
-
-class Killed(BaseException):
-    """Stands for the end of a process: nothing after it runs."""
 
 
 async def cut_short(lab: Lab, after: int) -> str:
@@ -54,7 +51,7 @@ async def cut_while_asking(lab: Lab, **options: Any) -> str:
             return WORK[request.ordinal]
         asked += 1
         if asked == 2:
-            raise Killed
+            raise ProcessKilled
         await asyncio.Event().wait()
         raise AssertionError
 
@@ -62,25 +59,14 @@ async def cut_while_asking(lab: Lab, **options: Any) -> str:
 
 
 async def cut_off(lab: Lab, respond: Any, is_dead: Callable[[int], bool], **options: Any) -> str:
-    store = MemorySessionStore(lab.store.database)
-    appends = 0
-    append = store.append
-
-    async def counted(*arguments, **options):
-        nonlocal appends
-        if is_dead(appends):
-            raise Killed
-        appends += 1
-        return await append(*arguments, **options)
-
-    store.append = counted
+    store = DyingStore(lab.store.database, lambda appends, _: is_dead(appends))
     runtime = await holdfast.open(store, model=model_of(lab, respond))
     session = await runtime.start(**options)
     try:
         with pytest.raises(BaseException):  # noqa: B017
             await session.send("work")
     finally:
-        store.database.owners.pop(store.owner, None)  # a dead process beats no more
+        store.bury()
         await runtime.close()
     return session.id
 
@@ -290,22 +276,11 @@ async def test_reading_never_recovers(lab: Lab) -> None:
 async def test_a_third_revival_without_an_outcome_is_refused_until_forced(lab: Lab) -> None:
     session_id = await cut_short(lab, 3)
     for _ in range(2):
-        store = MemorySessionStore(lab.store.database)
-        append = store.append
-        calls = 0
-
-        async def once(*arguments, _append=append, **options):
-            nonlocal calls
-            calls += 1
-            if calls > 1:
-                raise Killed
-            return await _append(*arguments, **options)
-
-        store.append = once
+        store = DyingStore(lab.store.database, 1)
         runtime = await holdfast.open(store, model=model_of(lab, replies(*WORK)))
         with pytest.raises(BaseException):  # noqa: B017
             await runtime.resume(session_id)
-        store.database.owners.pop(store.owner, None)
+        store.bury()
         await runtime.close()
     runtime = await lab.open(replies(*WORK))
     seq = (await runtime.state(session_id)).seq

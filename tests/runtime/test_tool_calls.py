@@ -8,11 +8,11 @@ import pytest
 import holdfast
 from holdfast.kernels.cpython import CpythonKernel
 from holdfast.runtime.tools import CallContext, Toolset, make_tool
-from holdfast.stores.memory.store import MemorySessionStore
 from holdfast.stores.verify import verify
+from holdfast.testing.faults import DyingStore
 
 from .conftest import Lab, cell, replies
-from .test_recovery import Killed, model_of
+from .test_recovery import model_of
 
 
 def agent(**functions) -> holdfast.Agent:
@@ -86,21 +86,15 @@ async def test_a_call_that_a_crash_cut_off_is_repeated_only_if_its_class_allows(
         "import desk\ntry:\n    r = desk.post('hi')\nexcept CallError as error:\n"
         "    r = type(error).__name__\nFINAL(r)"
     )
-    store = MemorySessionStore(lab.store.database)
-    append = store.append
-
-    async def dies_before_outcome(lease, seq, facts, **options):
-        if any(fact.TYPE == "call.resolved" for fact in facts):
-            raise Killed
-        return await append(lease, seq, facts, **options)
-
-    store.append = dies_before_outcome
+    store = DyingStore(
+        lab.store.database, lambda _, facts: any(fact.TYPE == "call.resolved" for fact in facts)
+    )
     desk = agent(post=(post, effect))
     runtime = await holdfast.open(store, model=model_of(lab, replies(cell(code))), agents=[desk])
     session = await runtime.start()
     with pytest.raises(BaseException):  # noqa: B017
         await session.send("x")
-    store.database.owners.pop(store.owner, None)
+    store.bury()
     await runtime.close()
     again = await lab.open(replies(cell(code)), agents=[desk])
     result = await again.resume(session.id)
@@ -213,22 +207,17 @@ async def test_a_plain_function_may_return_an_awaitable(lab: Lab) -> None:
 
 async def cut_at_outcome_of(lab: Lab, code: str, name: str, agents: list, **options) -> str:
     """Drive a turn to the outcome of a tool's call, which is lost with the process."""
-    store = MemorySessionStore(lab.store.database)
-    append = store.append
 
-    async def dies(lease, seq, facts, **given):
-        resolved = [fact.call_id for fact in facts if fact.TYPE == "call.resolved"]
-        if any(name in call_id for call_id in resolved):
-            raise Killed
-        return await append(lease, seq, facts, **given)
+    def dies(_, facts):
+        return any(name in fact.call_id for fact in facts if fact.TYPE == "call.resolved")
 
-    store.append = dies
+    store = DyingStore(lab.store.database, dies)
     model = model_of(lab, replies(cell(code)))
     runtime = await holdfast.open(store, model=model, agents=agents, **options)
     session = await runtime.start()
     with pytest.raises(BaseException):  # noqa: B017
         await session.send("x")
-    store.database.owners.pop(store.owner, None)
+    store.bury()
     await runtime.close()
     return session.id
 

@@ -13,11 +13,11 @@ from holdfast.core.messages import Text, ToolCall, ToolResult, assistant
 from holdfast.models.port import ModelRequest
 from holdfast.runtime.answers import Approve, Deny
 from holdfast.runtime.tools import Toolset, make_tool
-from holdfast.stores.memory.store import MemorySessionStore
 from holdfast.stores.verify import verify
+from holdfast.testing.faults import DyingStore
 
 from .conftest import Lab
-from .test_recovery import Killed, model_of
+from .test_recovery import model_of
 
 
 def wish(name: str, number: int = 1, text: str | None = None, **arguments: Any) -> ToolCall:
@@ -191,22 +191,12 @@ async def test_a_human_tool_is_a_question_and_its_answer_is_the_result(lab: Lab)
 
 async def cut(lab: Lab, steps: Any, agent: holdfast.Agent, after: int) -> str:
     """Drive a turn whose process ends after so many appends."""
-    store = MemorySessionStore(lab.store.database)
-    append, made = store.append, 0
-
-    async def counted(*arguments: Any, **options: Any) -> Any:
-        nonlocal made
-        if made >= after:
-            raise Killed
-        made += 1
-        return await append(*arguments, **options)
-
-    store.append = counted  # type: ignore[method-assign]
+    store = DyingStore(lab.store.database, after)
     runtime = await holdfast.open(store, model=model_of(lab, steps), agents=[agent])
     session = await runtime.start()
     with pytest.raises(BaseException):  # noqa: B017
         assert isinstance(await session.send("go"), holdfast.Queued)
-    store.database.owners.pop(store.owner, None)
+    store.bury()
     await runtime.close()
     return session.id
 

@@ -17,11 +17,11 @@ BIG = slot("a long story " * 200, "message")
 
 
 class TestMemory(StoreContract):
-    banks: dict[Path, MemoryDatabase]
+    databases: dict[Path, MemoryDatabase]
 
     async def open_store(self, path):
-        banks = self.__dict__.setdefault("banks", {})
-        return MemorySessionStore(banks.setdefault(path, MemoryDatabase()))
+        databases = self.__dict__.setdefault("databases", {})
+        return MemorySessionStore(databases.setdefault(path, MemoryDatabase()))
 
     async def die_holding(self, store, session_id):
         doomed = MemorySessionStore(store.database)

@@ -1,8 +1,9 @@
-"""Faults: a disk and an SQLite VFS that kill, fail or remember, step by step.
+"""Faults: a store, a disk and an SQLite VFS that kill, fail or remember, step by step.
 
 Each step of storage passes a watcher first and last. A watcher may kill the process, raise what an
 operating system raises, or write the step down. `Journal` writes all of them down and can say what
 a disk might hold after a power cut at any point: what was synced, and of the rest any part.
+`DyingStore` is the quick form for a whole runtime: its process ends at the n-th append.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import errno
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -19,6 +20,10 @@ from typing import Any
 import apsw
 
 from holdfast.blobs.disk import Disk, FileStat
+from holdfast.core.facts import Fact
+from holdfast.stores.memory.database import MemoryDatabase
+from holdfast.stores.memory.store import MemorySessionStore
+from holdfast.stores.port import Appended, Lease
 
 WRITES = frozenset(
     {"create", "append", "write", "truncate", "sync", "sync_directory", "rename", "unlink"}
@@ -379,3 +384,40 @@ def _left(entry: _File, random: Random) -> bytes:
         elif fate == "zeros":
             _apply(content, Step(step.kind, step.path, bytes(len(step.data)), step.offset))
     return bytes(content)
+
+
+class ProcessKilled(BaseException):
+    """Stands for the end of a process: nothing after it runs."""
+
+
+class DyingStore(MemorySessionStore):
+    """A handle on a memory database in a process that dies before one of its appends.
+
+    `dies` is how many appends are made before that, or is asked with their number and the facts
+    of the next one. Nothing is stored from then on; `bury` lets others see that the owner is dead.
+    """
+
+    def __init__(
+        self, database: MemoryDatabase, dies: int | Callable[[int, Sequence[Fact]], bool]
+    ) -> None:
+        super().__init__(database)
+        self.appends = 0
+        self._dies = dies
+        self._dead = False
+
+    async def append(
+        self, lease: Lease, after_seq: int, facts: Sequence[Fact], **options: Any
+    ) -> Appended:
+        """Append as long as the process lives."""
+        if isinstance(self._dies, int):
+            self._dead = self._dead or self.appends >= self._dies
+        else:
+            self._dead = self._dead or self._dies(self.appends, facts)
+        if self._dead:
+            raise ProcessKilled
+        self.appends += 1
+        return await super().append(lease, after_seq, facts, **options)
+
+    def bury(self) -> None:
+        """Stop the owner's sign of life, so that its leases may be taken."""
+        self.database.owners.pop(self.owner, None)
