@@ -1,6 +1,7 @@
 """Verify compares what a store keeps beside the log with what the log says."""
 
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import apsw
@@ -8,9 +9,11 @@ import pytest
 
 from holdfast.core import facts
 from holdfast.core.errors import HoldfastError
+from holdfast.core.escrow import closing
 from holdfast.core.heads import HeadDraft
 from holdfast.core.payloads import slot
 from holdfast.core.records import canonical, parse
+from holdfast.stores.memory.store import MemorySessionStore
 from holdfast.stores.port import InboxDraft
 from holdfast.stores.sqlite.store import SqliteSessionStore
 from holdfast.stores.verify import verify
@@ -122,3 +125,36 @@ async def test_a_tombstone_that_nobody_wrote_is_found(tmp_path: Path) -> None:
     report = await verify(store, "a")
     await store.close()
     assert [(p.kind, p.seq) for p in report.problems] == [("erased", 3)]
+
+
+@pytest.mark.parametrize(("calls", "ok"), [(1, True), (2, False)])
+async def test_verify_compares_what_closed_a_grant_with_the_log_of_the_child(
+    calls: int, ok: bool
+) -> None:
+    store = MemorySessionStore()
+    await store.create_session("above", facts.SessionStarted())
+    parent = {"session": "above", "call": "c1"}
+    await store.create_session("below", facts.SessionStarted(kind="child", parent=parent))
+    lease = await store.acquire("below")
+    usage: facts.Usage = {"input_tokens": 3, "output_tokens": 4}
+    await store.append(
+        lease,
+        1,
+        [
+            facts.TurnStarted(turn=1),
+            facts.StepStarted(step=1, turn=1, ordinal=0),
+            facts.StepPut(step=1, turn=1, status="replied", usage=usage, cost_usd="0.5"),
+            facts.TurnPut(turn=1, status="failed"),
+        ],
+    )
+    told = closing("c1", await store.load_state("below"))
+    await store.append(
+        await store.acquire("above"),
+        1,
+        [
+            facts.BudgetReserved(reservation="call:c1", child="below", calls=9),
+            replace(told, calls=calls),
+        ],
+    )
+    report = await verify(store, "above")
+    assert [problem.kind for problem in report.problems] == ([] if ok else ["children"])

@@ -119,15 +119,15 @@ def grant(settings: Settings, state: State, width: int, wish: Mapping[str, Any] 
     found: Grant = {}
     wanted_amounts = wishes(wish or {})
     for name in LIMITS:
-        share = None if name not in balance else _share(name, balance[name], width)
+        each = None if name not in balance else share(name, balance[name], width)
         wanted = wanted_amounts.get(name)
-        short = share is not None and (share <= 0 or (wanted is not None and wanted > share))
+        short = each is not None and (each <= 0 or (wanted is not None and wanted > each))
         if short:
             spent = limits[name] - balance[name]
             raise Exceeded(Excess(LIMITS[name], _text(spent), _text(limits[name])))
-        amount = share if wanted is None else wanted
+        amount = each if wanted is None else wanted
         if amount is not None:
-            found[name] = _text(amount) if name == "usd" else int(amount)
+            found[name] = written(name, amount)
     return found
 
 
@@ -177,7 +177,18 @@ def _amount(name: str, amount: Decimal | None) -> str | int | float | None:
     return float(amount) if name == "seconds" else int(amount)
 
 
-def _share(name: str, balance: Decimal, width: int) -> Decimal:
+def written(name: str, amount: Decimal) -> str | int:
+    """Return an amount as facts and settings have it."""
+    return _text(amount) if name == "usd" else int(amount)
+
+
+def summed(name: str, one: str | int, other: str | int) -> str | int:
+    """Return the sum of two amounts as facts and settings have them."""
+    return written(name, Decimal(one or 0) + Decimal(other or 0))
+
+
+def share(name: str, balance: Decimal, width: int) -> Decimal:
+    """Return what each of so many gets of a balance, in whole units."""
     unit = SMALLEST_USD if name == "usd" else Decimal(1)
     return (balance / max(1, width)).quantize(unit, ROUND_DOWN)
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
-from holdfast.core import values
+from holdfast.core import escrow, values
 from holdfast.core.errors import (
     InboxConsumed,
     InvalidInput,
@@ -24,11 +24,11 @@ from holdfast.core.errors import (
     NotFound,
     SessionDeleted,
 )
-from holdfast.core.facts import BudgetSettled, CallRequested, CallResolved, Fact, SessionStarted
+from holdfast.core.facts import CallRequested, CallResolved, Fact, SessionStarted
 from holdfast.core.forms import fact_from_data
 from holdfast.core.heads import EdgeDraft
 from holdfast.core.payloads import Slot, slot
-from holdfast.core.state import PendingCall, State, call_reservation, plus
+from holdfast.core.state import PendingCall, State, call_reservation
 from holdfast.runtime import results, schemas
 from holdfast.runtime.results import Final, TurnResult
 from holdfast.stores.port import InboxDraft, SessionStore
@@ -112,7 +112,7 @@ async def ended(store: SessionStore, state: State, call_id: str) -> Ended:
     result = await result_of(store, child, below)
     if result is None:
         return Ended()
-    facts: list[Fact] = [] if aside is None else [_sums(call_id, child, below)]
+    facts: list[Fact] = [] if aside is None else [escrow.closing(call_id, below)]
     if call is not None:
         facts.append(await _resolved(store, state, call, result, below))
     edges = []
@@ -128,30 +128,6 @@ async def ended(store: SessionStore, state: State, call_id: str) -> Ended:
             )
         ]
     return Ended(tuple(facts), tuple(edges))
-
-
-def _sums(call_id: str, child: str, below: State) -> BudgetSettled:
-    """Return what closes a child's grant: what it and all below it have spent.
-
-    What it set aside for children of its own that have not ended counts at its ceiling.
-    """
-    spend = below.total
-    left = [aside for aside in below.reserved.values() if aside.child is not None]
-    held = spend.held_usd
-    for aside in left:
-        held = plus(held, aside.usd or "0")
-    return BudgetSettled(
-        reservation=call_reservation(call_id),
-        child=child,
-        usd=spend.usd,
-        tokens=spend.tokens,
-        calls=spend.calls,
-        driven_ms=spend.driven_ms,
-        held_usd=held,
-        held_tokens=spend.held_tokens + sum(aside.tokens or 0 for aside in left),
-        unknown_calls=max(spend.unknown_usd, spend.unknown_tokens) + len(left),
-        unbounded_calls=max(spend.unbounded_usd, spend.unbounded_tokens),
-    )
 
 
 async def _resolved(
@@ -236,6 +212,10 @@ class Driving(Protocol):
         """Run work in the background."""
         ...
 
+    def tell(self, session_id: str) -> None:
+        """Let a session look into its inbox, in which something was put here."""
+        ...
+
 
 class Log(Protocol):
     """What is known of the parent: its store, and where its log stands."""
@@ -307,10 +287,24 @@ class Children:
                 if await self._made(call):
                     assert call.child is not None
                     await self.driving.drive(call.child)
-                await self.admit()
+                    while await self._asked(call):
+                        await self.driving.drive(call.child)
+                else:
+                    await self.admit()
                 await self._look(call)
         except Exception:
             logger.warning("child %s of %s is left", call.child, self.log.session, exc_info=True)
+
+    async def _asked(self, call: PendingCall) -> bool:
+        """Answer a child that asks for more; tell whether it can go on with what was said."""
+        store, child = self.log.store, call.child
+        assert child is not None
+        await self.admit()
+        if call.call_id not in self.log.state.calls:
+            return False
+        state = await store.load_state(child)
+        waits = any(open_call.kind == "budget" for open_call in state.calls.values())
+        return waits and bool(await store.list_inbox(child))
 
     async def _made(self, call: PendingCall) -> bool:
         """Make a child as the log says, if it is not there; tell whether it has work to do."""

@@ -20,6 +20,7 @@ from holdfast.runtime.driver import Driver, Warm
 from holdfast.runtime.engine import Engine
 from holdfast.runtime.inbox import DRIVER_KINDS, Watched
 from holdfast.runtime.shielding import shielded
+from holdfast.runtime.shortage import open_question
 
 logger = logging.getLogger("holdfast.runtime")
 
@@ -122,11 +123,13 @@ class Claims:
 
     def _tell_parent(self, state: State) -> None:
         """Let the parent of a session that has done its work look into its inbox."""
-        if state.parent is None or state.turn is not None or self._closed:
-            return
-        parent = state.parent["session"]
-        if not self._engine.inboxes.hint(parent):
-            self.spawn(self.resume(parent))
+        if state.parent is not None and (state.turn is None or open_question(state)):
+            self.tell(state.parent["session"])
+
+    def tell(self, session_id: str) -> None:
+        """Let a session look into its inbox, in which something was put here."""
+        if not self._closed and not self._engine.inboxes.hint(session_id):
+            self.spawn(self.resume(session_id))
 
     def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         """Run work in the background, until it ends or the runtime is closed."""

@@ -47,6 +47,7 @@ from holdfast.runtime.inbox import Watched
 from holdfast.runtime.journal import Journal, namespace
 from holdfast.runtime.results import Stopped, Suspended, TurnResult
 from holdfast.runtime.shielding import ended
+from holdfast.runtime.shortage import Shortage, posted_again
 from holdfast.runtime.tools import Toolset
 from holdfast.runtime.transcript import (
     Transcript,
@@ -116,6 +117,8 @@ class Warm:
     def matches(self, state: State) -> bool:
         """Tell whether what is in memory is what the log says."""
         if self.transcript.number != state.counters.get("message", 0):
+            return False
+        if self.state.configured != state.configured:
             return False
         return self.harness is None or self.harness.matches(state.vars)
 
@@ -219,8 +222,9 @@ class Driver:
             if interrupted:
                 await settle.interrupted(self.journal)
             if self.warm is not None:
+                fits = self.warm.matches(self.state)
                 self.warm.state = self.state
-                if failed or not self.warm.matches(self.state):
+                if failed or not fits:
                     await self.warm.close()
                     self.warm = None
         finally:
@@ -318,6 +322,8 @@ class Driver:
         turn = self.state.turn
         assert turn is not None
         if self.state.status == "suspended":
+            for above, draft in await posted_again(self.journal):
+                await self._store.put_inbox(above, draft)
             left = await inbox.admit(self.journal)
             if any(work.when_busy == "interrupt" for work in await self._works(left.messages)):
                 await inbox.call_off_waits(self.journal)
@@ -512,13 +518,18 @@ class Driver:
             self.warm = None
         warm = self.warm = self.warm or await self._build()
         children = self._children = self._children or self._looked_after(warm.blueprint)
+        driving = self._engine.driving
+        assert driving is not None
+        shortage = Shortage(self.journal, warm.blueprint, driving.tell)
         if warm.harness is None:
             kind = HARNESSES[warm.blueprint.settings.harness]
             warm.harness = kind(
-                self._engine, self.journal, warm.blueprint, warm.toolsets, warm.transcript, children
+                *(self._engine, self.journal, warm.blueprint, warm.toolsets, warm.transcript),
+                *(children, shortage),
             )
         warm.harness.journal = self.journal
         warm.harness.children = children
+        warm.harness.shortage = shortage
         settings = warm.blueprint.settings
         return TurnLoop(
             journal=self.journal,
@@ -527,6 +538,7 @@ class Driver:
             harness=warm.harness,
             model=self._engine.model_of(self.lease.session, settings.model, settings.prices),
             toolsets=warm.toolsets,
+            shortage=shortage,
             until_moved=self._until_moved,
             output_type=self._output_type(),
             replay=self._engine.replay,

@@ -25,9 +25,9 @@ from holdfast.core.facts import (
     Fact,
     InputAdmitted,
 )
-from holdfast.core.payloads import slot
+from holdfast.core.payloads import Slot, slot
 from holdfast.core.state import PendingCall, State
-from holdfast.runtime import children
+from holdfast.runtime import children, shortage
 from holdfast.runtime.journal import Journal
 from holdfast.stores.port import Gap, Hint, InboxItem, SessionStore, Subscription
 
@@ -72,6 +72,8 @@ async def admit(journal: Journal) -> Pending:
                 left.stop = left.stop or item
             elif item.kind == "child_ended":
                 await _child_ended(journal, item)
+            elif item.kind == "budget":
+                await shortage.answer(journal, item, admitted(item))
             else:
                 await _admit(journal, item)
     return left
@@ -84,7 +86,7 @@ async def call_off_waits(journal: Journal) -> None:
         return [
             CallResolved(call_id=call.call_id, outcome="cancelled", wait=call.wait)
             for call in state.calls.values()
-            if call.stage == "suspended" and call.kind != "child"
+            if call.stage == "suspended" and call.kind not in ("child", "budget")
         ]
 
     if build(journal.state):
@@ -113,11 +115,16 @@ async def _admit(journal: Journal, item: InboxItem) -> None:
     suspended = None
     if call is not None and call.stage == "suspended":
         suspended = await _suspension(journal, call)
+    raised: list[Fact] = []
+    payloads: list[Slot] = []
+    if call is not None and call.kind == "budget" and item.kind == "answer" and "value" in content:
+        raised, payloads = await shortage.raised(journal, content["value"])
 
     def build(state: State) -> list[Fact]:
-        return [admitted(item), *_moves(state, item, content, suspended)]
+        moves = _moves(state, item, content, suspended)
+        return [admitted(item), *moves, *(raised if moves else [])]
 
-    await journal.append(build, consumes=[item.key])
+    await journal.append(build, consumes=[item.key], payloads=payloads)
 
 
 async def _suspension(journal: Journal, call: PendingCall) -> CallSuspended | None:

@@ -35,6 +35,7 @@ from holdfast.runtime.inbox import admitted
 from holdfast.runtime.journal import Journal
 from holdfast.runtime.requests import chained, request_digest
 from holdfast.runtime.results import TurnResult
+from holdfast.runtime.shortage import Shortage
 from holdfast.runtime.tools import Toolset, transient_text
 from holdfast.runtime.transcript import Transcript, estimate_tokens, message_slots, size_of
 from holdfast.stores.port import InboxItem, Transient
@@ -72,6 +73,7 @@ class TurnLoop:
     harness: Harness
     model: Model
     toolsets: tuple[Toolset, ...]
+    shortage: Shortage
     until_moved: Callable[[], Awaitable[bool]]
     """Waits while children are driven here; tells whether what waited for them can go on."""
     output_schema: dict[str, Any] | None = None
@@ -92,6 +94,9 @@ class TurnLoop:
         while True:
             turn = self.state.turn
             assert turn is not None
+            if self.blueprint is not self.shortage.blueprint:
+                # A parent granted more in the middle of a cell.
+                self.blueprint = self.harness.blueprint = self.shortage.blueprint
             if self.state.status == "suspended" and not await self.until_moved():
                 return results.suspended(self.state)
             try:
@@ -195,6 +200,8 @@ class TurnLoop:
         ):
             context = self._context()
             excess = budget.before_step(settings, self.state, context)
+        if excess is not None and await self.shortage.ask(excess):
+            return None
         if excess is not None:
             return await settle.ended(
                 self.journal, "budget_exceeded", "budget_exceeded", excess.message, limit=excess

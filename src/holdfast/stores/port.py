@@ -290,7 +290,8 @@ class Problem:
     """One thing that verify found wrong; `seq` is the event that it concerns."""
 
     session: str
-    kind: str  # digest, gap, line, meaning, head, edge, dangling, payload, erased, state, inbox
+    kind: str
+    """digest, gap, line, meaning, head, edge, dangling, payload, erased, state, inbox, children"""
     message: str
     seq: int | None = None
     payload: str | None = None

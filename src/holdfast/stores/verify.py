@@ -12,8 +12,9 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import fields
+from typing import cast
 
-from holdfast.core import replay
+from holdfast.core import escrow, replay
 from holdfast.core.errors import (
     Corruption,
     HoldfastError,
@@ -24,6 +25,7 @@ from holdfast.core.errors import (
     StoreNewer,
 )
 from holdfast.core.events import Event, check_digest
+from holdfast.core.facts import BudgetSettled
 from holdfast.core.fold import apply
 from holdfast.core.ids import check_id, friendly_name
 from holdfast.core.payloads import Reachable, Slot, size_error, walk
@@ -62,6 +64,7 @@ async def verify(store: SessionStore, session_id: str) -> VerifyReport:
         run.wrong("gap", f"the log ends at event {run.seq}, but the store says otherwise", run.seq)
     await run.check_inbox()
     await run.check_tombstones()
+    await run.check_children()
     return VerifyReport(
         session=session_id,
         events=run.events,
@@ -134,6 +137,8 @@ class _Verification:
         """What is erased, and by which rule."""
         self.marked: dict[str, int] = {}
         self.live: set[str] = set()
+        self.settled: list[tuple[int, BudgetSettled]] = []
+        """What closed the grants of children, with its place."""
         self.suspended: list[Event] = []
         """The events that began waits."""
         self.problems: list[Problem] = []
@@ -162,6 +167,8 @@ class _Verification:
         self.seq, self.digest = event.seq, event.digest
         if event.type == waits.SUSPENDED:
             self.suspended.append(event)
+        if event.type == BudgetSettled.TYPE and event.data.get("child") and event.known:
+            self.settled.append((event.seq, cast(BudgetSettled, event.fact())))
         self._fold(event)
         try:
             slots = list(walk(event.data))
@@ -265,6 +272,37 @@ class _Verification:
                 self.wrong("inbox", f"item {item.key!r} was consumed by no event of this log")
             if item.content is not None:
                 await self._payloads([item.content], item.consumed_seq)
+
+    async def check_children(self) -> None:
+        """Compare what closed each child's grant with what the log of that child says."""
+        for seq, fact in self.settled:
+            if not await self._is_spent(fact):
+                self.wrong(
+                    "children",
+                    f"{fact.reservation!r} was closed with sums that the log of session "
+                    f"{fact.child!r} never had",
+                    seq,
+                )
+
+    async def _is_spent(self, fact: BudgetSettled) -> bool:
+        """Tell whether a child had spent what its parent says, at the end of its turn or later."""
+        assert fact.child is not None
+        call_id, last = fact.reservation.partition(":")[2], fact.child
+        try:
+            state = await self.store.load_state(last)
+            if escrow.closing(call_id, state) == fact:
+                return True
+            if state.counters.get("turn", 0) <= 1 and state.turn is None and not state.reserved:
+                return False  # nothing was spent since
+            state = empty(last)
+            async for item in _events(self.store, last, 0, 0):
+                if isinstance(item, Event):
+                    state = apply(state, item)
+                    if escrow.closing(call_id, state) == fact:
+                        return True
+        except (HoldfastError, LookupError, ValueError):
+            return True  # it is not here, or not whole: its own verification says so
+        return False
 
     async def check_tombstones(self) -> None:
         """Find values that look erased although nobody erased them."""

@@ -37,6 +37,7 @@ from holdfast.runtime.children import Children, child_id
 from holdfast.runtime.engine import Engine
 from holdfast.runtime.forks import Derived, derive
 from holdfast.runtime.settings import Settings, resolve
+from holdfast.runtime.shortage import Shortage
 from holdfast.stores.port import SessionStore
 
 _OPTIONS = "inputs=None, output=None, model=None, agent=None, capability=None, budget=None"
@@ -80,12 +81,17 @@ class ChildHandler:
 
     ledger: Ledger
     engine: Engine
-    blueprint: Blueprint
+    shortage: Shortage
     children: Children
     _items: dict[CallKey, dict[int, Recorded]] = field(init=False)
 
     def __post_init__(self) -> None:
         self._items = self.ledger.children
+
+    @property
+    def blueprint(self) -> Blueprint:
+        """Return what the session is driven with now."""
+        return self.shortage.blueprint
 
     async def recorded(self) -> list[tuple[int, RecordedCall]]:
         """Return the calls that the log can answer in full, by the position of the last answer."""
@@ -114,10 +120,13 @@ class ChildHandler:
                 return await self._refused(call, type(error).__name__, error)
             except HoldfastError as error:  # nothing is recorded yet
                 return await self._refused(call, type(error).__name__, error)
-            try:
-                await self._request(call, wish, drafts)
-            except budget.Exceeded as error:
-                return await self._refused(call, "BudgetExceeded", error)
+            while call.key not in self._items:
+                known = self.blueprint
+                try:
+                    await self._request(call, wish, drafts)
+                except budget.Exceeded as error:
+                    if not await self.shortage.relieved(error.excess, known):
+                        return await self._refused(call, "BudgetExceeded", error)
         items = self._items[call.key]
         self.children.take_up()
         journal = self.ledger.journal
@@ -198,6 +207,8 @@ class ChildHandler:
         call_id = item_id(base.call_id, index, call.function)
         child = child_id(journal.session, call_id)
         asked = {"task": wish.tasks[index], "inputs": wish.inputs[index], "output": wish.output}
+        if wish.budget:
+            asked["budget"] = wish.budget
         intent = replace(
             base,
             call_id=call_id,

@@ -29,6 +29,7 @@ from holdfast.runtime.calls import Ledger, files_of, nanoseconds, read_before
 from holdfast.runtime.journal import Journal
 from holdfast.runtime.leaf_gate import LeafGate
 from holdfast.runtime.settings import Settings
+from holdfast.runtime.shortage import Shortage
 from holdfast.runtime.transcript import estimate_tokens
 
 ERROR_NAME = "CallError"
@@ -50,7 +51,7 @@ class LeafHandler:
 
     ledger: Ledger
     model: Model
-    settings: Settings
+    shortage: Shortage
     gate: LeafGate
     first_user_text: str
     _own_gate: asyncio.Semaphore = field(init=False)  # the session's own limit
@@ -71,6 +72,11 @@ class LeafHandler:
         for event, fact in answered:
             key = CallKey(fact.function, fact.digest, fact.occurrence)
             self._items.setdefault(key, {})[fact.item] = (event.seq, event.at, fact)
+
+    @property
+    def settings(self) -> Settings:
+        """Return the settings in force: a parent may grant more while the cell runs."""
+        return self.shortage.blueprint.settings
 
     @property
     def journal(self) -> Journal:
@@ -183,12 +189,15 @@ class LeafHandler:
             return [*self.ledger.unsaved(), aside]
 
         while True:
-            moved = self.journal.moved
+            moved, known = self.journal.moved, self.shortage.blueprint
             try:
                 await self.journal.append(build)
                 return
             except budget.NoRoom:
                 await moved.wait()
+            except budget.Exceeded as reached:
+                if not await self.shortage.relieved(reached.excess, known):
+                    raise
 
     def _ceiling(self, request: ModelRequest) -> Ceiling:
         """Return the most that one attempt at a call can cost."""

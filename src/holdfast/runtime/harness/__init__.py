@@ -10,8 +10,10 @@ from holdfast.core.facts import Fact
 from holdfast.core.messages import Message
 from holdfast.core.payloads import Slot
 from holdfast.models.port import ToolSpec
+from holdfast.runtime.blueprint import Blueprint
 from holdfast.runtime.children import Children
 from holdfast.runtime.journal import Journal
+from holdfast.runtime.shortage import Shortage
 from holdfast.stores.port import InboxDraft
 
 
@@ -39,6 +41,8 @@ class Harness(Protocol):
 
     journal: Journal
     children: Children
+    shortage: Shortage
+    blueprint: Blueprint
 
     @property
     def tools(self) -> tuple[ToolSpec, ...]:

@@ -49,6 +49,7 @@ from holdfast.runtime.handlers.tool import ToolHandler
 from holdfast.runtime.harness import Acted
 from holdfast.runtime.journal import Journal, namespace
 from holdfast.runtime.settle import calls_settled
+from holdfast.runtime.shortage import Shortage
 from holdfast.runtime.tools import Toolset, host_functions
 from holdfast.runtime.transcript import Transcript
 
@@ -70,11 +71,13 @@ class CodeHarness:
         toolsets: tuple[Toolset, ...],
         transcript: Transcript,
         children: Children,
+        shortage: Shortage,
     ) -> None:
         self.journal = journal
         self.children = children
+        self.shortage = shortage
         self._engine = engine
-        self._blueprint = blueprint
+        self.blueprint = blueprint
         self._toolsets = toolsets
         self._transcript = transcript
         self._kernel: KernelSession | None = None
@@ -160,8 +163,8 @@ class CodeHarness:
         if self._kernel is not None:
             return self._kernel
         store, session = self.journal.store, self.journal.session
-        capability = self._blueprint.capability
-        settings = self._blueprint.settings
+        capability = self.blueprint.capability
+        settings = self.blueprint.settings
         choice = await self._engine.kernels.choose(settings.kernel, capability)
         functions = (child.BUDGET, *question.FUNCTIONS, *host_functions(self._toolsets))
         if capability.model_calls:
@@ -173,7 +176,7 @@ class CodeHarness:
                 read_roots=capability.read_roots,
                 hidden=blueprints.hidden_paths(store, settings.work_area),
                 limits=_limits(capability),
-                seed=self._blueprint.seed,
+                seed=self.blueprint.seed,
                 depth=self.journal.state.depth,
             ),
             fetch=lambda payload_id: store.get_payload(session, payload_id),
@@ -254,16 +257,16 @@ class CodeHarness:
         return record, None if result is None else result.checkpoint, final, output
 
     def _handlers(self, ledger: Ledger) -> tuple[Handler, Handler, Handler, Handler]:
-        settings = self._blueprint.settings
+        settings = self.blueprint.settings
         name = settings.leaf_model or settings.model
         leaves = LeafHandler(
             ledger=ledger,
             model=self._engine.model_of(self.journal.session, name, settings.prices),
-            settings=settings,
+            shortage=self.shortage,
             gate=self._engine.leaf_gate,
             first_user_text=self._transcript.first_user_text,
         )
-        children = ChildHandler(ledger, self._engine, self._blueprint, self.children)
+        children = ChildHandler(ledger, self._engine, self.shortage, self.children)
         store, lease = self.journal.store, self.journal.lease
         tools = ToolHandler(ledger, self._toolsets, renew=lambda: store.renew(lease))
         return leaves, children, QuestionHandler(ledger), tools

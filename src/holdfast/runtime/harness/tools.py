@@ -40,6 +40,7 @@ from holdfast.runtime.handlers.question import deadline_after
 from holdfast.runtime.handlers.tool import first_wait, outside_wait, run, unknown_wait
 from holdfast.runtime.harness import Acted
 from holdfast.runtime.journal import Journal
+from holdfast.runtime.shortage import Shortage
 from holdfast.runtime.tools import CallContext, Tool, Toolset, path
 from holdfast.runtime.transcript import Transcript
 
@@ -69,9 +70,12 @@ class ToolsHarness:
         toolsets: tuple[Toolset, ...],
         transcript: Transcript,
         children: Children,
+        shortage: Shortage,
     ) -> None:
         self.journal = journal
         self.children = children
+        self.shortage = shortage
+        self.blueprint = blueprint
         self._fresh: set[str] = set()
         """Calls that this process recorded as dispatched and has not run yet."""
         self._tools = {
