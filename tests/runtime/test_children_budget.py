@@ -124,7 +124,7 @@ async def test_a_tree_cut_off_at_any_append_while_a_child_asks_keeps_its_sums(st
             break
         cuts += 1
         async with await holdfast.open(
-            MemorySessionStore(lab.store.bank),  # type: ignore[attr-defined]
+            MemorySessionStore(lab.store.database),  # type: ignore[attr-defined]
             model=ScriptedModel(answers, name="scripted"),
         ) as runtime:
             result = await runtime.resume("root")
