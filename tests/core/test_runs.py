@@ -213,7 +213,7 @@ def test_stopping_a_run_starts_nothing_new_and_ends_as_cancelled():
 
 
 def test_a_limit_that_is_used_up_stops_what_would_start_next():
-    state = after(started(), facts.BudgetExceeded(limit="executions", used="4", allowed="4"))
+    state = after(started(), facts.LimitExceeded(limit="executions", used="4", allowed="4"))
     assert state.run.stopping == "budget_exceeded"
     assert after(state, RunFailed(code="budget_exceeded"), RunResumed()).run.stopping is None
 

@@ -23,7 +23,7 @@ from holdfast.stores.port import InboxDraft
 from holdfast.stores.sqlite.store import SqliteSessionStore
 from holdfast.stores.verify import verify
 from holdfast.testing.driver import Driver, all_events, drive
-from holdfast.testing.faults import Journal, KillAt, WatchedDisk, WatchedVfs
+from holdfast.testing.faults import KillAt, StepJournal, WatchedDisk, WatchedVfs
 from holdfast.testing.histories import finish_turn, start_turn
 
 STARTED = SessionStarted(labels={"a": "b"}, settings=slot("s" * 900, "settings"))
@@ -157,13 +157,13 @@ async def _check_rest(store, told):
 def main():
     """Work in this process: `workload.py kind path journal FILE` or `... kill N before|after`."""
     kind, path, mode = sys.argv[1], Path(sys.argv[2]), sys.argv[3]
-    watcher = Journal()
+    watcher = StepJournal()
     if mode == "kill":
         watcher = KillAt(int(sys.argv[4]), after=sys.argv[5] == "after")
 
     def tell(fact):
         text = json.dumps(fact)
-        if isinstance(watcher, Journal):
+        if isinstance(watcher, StepJournal):
             watcher.acknowledge(text)
         os.write(1, text.encode() + b"\n")
 
@@ -171,7 +171,7 @@ def main():
         await work(await open_watched(kind, path, watcher), tell)
 
     asyncio.run(run())
-    if isinstance(watcher, Journal):
+    if isinstance(watcher, StepJournal):
         Path(sys.argv[4]).write_bytes(pickle.dumps(watcher.steps))
     os._exit(0)
 

@@ -224,7 +224,7 @@ class Progress:
             case facts.EvalAdded() as fact:
                 calls = f", {count(fact.calls, 'call')}" if fact.calls else ""
                 return f"cell {fact.eval}: {fact.status}{calls} in {fact.elapsed_ms} ms"
-            case facts.BudgetExceeded() as fact:
+            case facts.LimitExceeded() as fact:
                 return f"limit {fact.limit}: {fact.used} used of {fact.allowed} allowed"
             case facts.TurnPut() as fact:
                 tally.doing = fact.status

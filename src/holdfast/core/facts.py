@@ -501,7 +501,7 @@ class BudgetWarned(Fact):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BudgetExceeded(Fact):
+class LimitExceeded(Fact):
     """A limit is used up; what would have gone beyond it was not done."""
 
     TYPE: ClassVar[str] = "budget.exceeded"

@@ -322,5 +322,5 @@ _HANDLERS: dict[type[facts.Fact], _Handler] = {
     run_facts.WorkspaceFinalised: _workspace_finalised,
     facts.SessionRevived: _revived,
     facts.CallResolved: _answered,
-    facts.BudgetExceeded: _exceeded,
+    facts.LimitExceeded: _exceeded,
 }

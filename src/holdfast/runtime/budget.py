@@ -42,9 +42,9 @@ class Excess:
         more = f" and {self.unknown} {calls} of unknown cost" if self.unknown else ""
         return f"{self.limit}: {self.used}{more} used of {self.allowed} allowed"
 
-    def fact(self) -> facts.BudgetExceeded:
+    def fact(self) -> facts.LimitExceeded:
         """Return what the log says of it."""
-        return facts.BudgetExceeded(
+        return facts.LimitExceeded(
             limit=self.limit, used=self.used, allowed=self.allowed, unknown_calls=self.unknown
         )
 

@@ -217,7 +217,7 @@ class Driving(Protocol):
         ...
 
 
-class Log(Protocol):
+class ParentLog(Protocol):
     """What is known of the parent: its store, and where its log stands."""
 
     store: SessionStore
@@ -242,7 +242,7 @@ class Children:
     parent's, so depth cannot starve.
     """
 
-    log: Log
+    log: ParentLog
     driving: Driving
     message: Callable[[str, Mapping[str, Any], Any], InboxDraft]
     admit: Callable[[], Any]

@@ -54,16 +54,16 @@ def admitted(item: InboxItem) -> InputAdmitted:
 
 
 @dataclass(slots=True)
-class Pending:
+class InboxRest:
     """What is left in an inbox for the driver once calls are served."""
 
     stop: InboxItem | None = None
     messages: list[InboxItem] = field(default_factory=list)
 
 
-async def admit(journal: Journal) -> Pending:
+async def admit(journal: Journal) -> InboxRest:
     """Turn every item that moves a call into facts; return what is left for the driver."""
-    left = Pending()
+    left = InboxRest()
     async with journal.admitting:
         for item in await journal.store.list_inbox(journal.session):
             if item.kind == "message":

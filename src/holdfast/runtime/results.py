@@ -171,7 +171,7 @@ async def of(
     session_id: str,
     put: facts.TurnPut | None,
     *,
-    limit: facts.BudgetExceeded | None = None,
+    limit: facts.LimitExceeded | None = None,
     head: str | None = None,
 ) -> TurnResult:
     """Return the result that the log tells of a turn: its end, and the limit that ended it.
@@ -229,7 +229,7 @@ READ = [
         facts.InputAdmitted,
         facts.TurnStarted,
         facts.TurnReopened,
-        facts.BudgetExceeded,
+        facts.LimitExceeded,
         facts.TurnPut,
         facts.HeadPublished,
     )
@@ -245,7 +245,7 @@ class _Found:
     admitted: bool = False
     open: bool = False
     put: facts.TurnPut | None = None
-    limit: facts.BudgetExceeded | None = None
+    limit: facts.LimitExceeded | None = None
     head: str | None = None
 
     def see(self, fact: facts.Fact) -> None:
@@ -256,7 +256,7 @@ class _Found:
                 self.turn, self.open = turn, True
             case facts.TurnReopened(turn=turn) if turn == self.turn:
                 self.put, self.limit, self.open = None, None, True
-            case facts.BudgetExceeded() if self.put is None and (self.open or self._refused()):
+            case facts.LimitExceeded() if self.put is None and (self.open or self._refused()):
                 self.limit = fact
             case facts.TurnPut(turn=turn) if turn == self.turn and fact.status in KINDS:
                 self.put, self.open = fact, False

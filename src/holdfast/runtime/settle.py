@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from holdfast.core.facts import (
-    BudgetExceeded,
     CallResolved,
     CompactionFailed,
     EvalAdded,
     Fact,
+    LimitExceeded,
     Outcome,
     SessionStopped,
     SessionStopRequested,
@@ -220,7 +220,7 @@ async def refused(
     journal: Journal, excess: Excess, admission: Sequence[Fact], consumes: Sequence[str]
 ) -> TurnResult:
     """Record that a limit forbids the turn of a message, which is not begun."""
-    fact: BudgetExceeded = excess.fact()
+    fact: LimitExceeded = excess.fact()
     await journal.append(
         lambda _: [*admission, fact], consumes=consumes, posts=children.report(journal.state)
     )

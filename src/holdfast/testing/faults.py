@@ -1,8 +1,8 @@
 """Faults: a store, a disk and an SQLite VFS that kill, fail or remember, step by step.
 
 Each step of storage passes a watcher first and last. A watcher may kill the process, raise what an
-operating system raises, or write the step down. `Journal` writes all of them down and can say what
-a disk might hold after a power cut at any point: what was synced, and of the rest any part.
+operating system raises, or write the step down. `StepJournal` writes all of them down and can say
+what a disk might hold after a power cut at any point: what was synced, and of the rest any part.
 `DyingStore` is the quick form for a whole runtime: its process ends at the n-th append.
 """
 
@@ -261,7 +261,7 @@ class _File:
     since: list[Step] = field(default_factory=list)
 
 
-class Journal(Watcher):
+class StepJournal(Watcher):
     """Writes every step down, and acknowledgements between them."""
 
     def __init__(self) -> None:

@@ -207,7 +207,7 @@ class Settling:
         return (run.driven_ms + round(since.total_seconds() * 1000)) // 1000
 
     def _exceeded(self, limit: str, used: str, allowed: str) -> None:
-        self._batch.add(facts.BudgetExceeded(limit=limit, used=used, allowed=allowed))
+        self._batch.add(facts.LimitExceeded(limit=limit, used=used, allowed=allowed))
 
     # -- nodes that the run settles by itself
 

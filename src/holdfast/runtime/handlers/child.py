@@ -66,7 +66,7 @@ class Wish:
 
 
 @dataclass(frozen=True, slots=True)
-class Draft:
+class ChildDraft:
     """The intent of one item, with what its child is driven with and goes on from."""
 
     intent: CallRequested
@@ -169,7 +169,7 @@ class ChildHandler:
         budget.wishes(wish.budget or {})
         return wish
 
-    async def _request(self, call: HostCall, wish: Wish, drafts: Sequence[Draft]) -> None:
+    async def _request(self, call: HostCall, wish: Wish, drafts: Sequence[ChildDraft]) -> None:
         """Record the call: each item with its child's first record and its grant."""
         ledger = self.ledger
         payloads: list[Slot] = []  # what the first records refer to, known once there is a grant
@@ -201,7 +201,7 @@ class ChildHandler:
             await ledger.journal.append(build, payloads=payloads, adopt_from=source)
         self._items[call.key] = {item.index: Recorded(item) for item in written}
 
-    async def _draft(self, call: HostCall, wish: Wish, index: int) -> Draft:
+    async def _draft(self, call: HostCall, wish: Wish, index: int) -> ChildDraft:
         ledger, journal = self.ledger, self.ledger.journal
         base = ledger.requested(call, executor="server", effect="idempotent", kind="child")
         call_id = item_id(base.call_id, index, call.function)
@@ -227,7 +227,7 @@ class ChildHandler:
             above = await journal.store.load_state(wish.source)
             wish = replace(wish, agent=wish.agent or above.agent)
         agent = self.engine.agent(wish.agent or journal.state.agent)
-        return Draft(intent, await self._plan(wish, agent, child, source), agent, derived)
+        return ChildDraft(intent, await self._plan(wish, agent, child, source), agent, derived)
 
     async def _check_reach(self, source: str) -> None:
         """Refuse a session that is neither of the tree nor among what the caller handed in."""
@@ -345,7 +345,7 @@ def _named(value: Any) -> set[str]:
     return {value} if isinstance(value, str) else set()
 
 
-def _start(draft: Draft, state: State, grant: budget.Grant) -> tuple[Slot, list[Slot]]:
+def _start(draft: ChildDraft, state: State, grant: budget.Grant) -> tuple[Slot, list[Slot]]:
     """Return a child's first record, as its parent's call has it, and what it refers to."""
     intent, agent = draft.intent, draft.agent
     settings = budget.within(draft.blueprint.settings, grant)
