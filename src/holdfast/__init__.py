@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 from holdfast.core.errors import HoldfastError
 
 if TYPE_CHECKING:
-    from holdfast import results
-    from holdfast.core import errors
+    from holdfast import errors, results
     from holdfast.core.capability import Capability
     from holdfast.models.scripted import ScriptedModel
     from holdfast.runtime.agent import Agent
     from holdfast.runtime.answers import Approve, Deny, Fail
+    from holdfast.runtime.embedding import Record
     from holdfast.runtime.results import (
         BudgetExceeded,
         Failed,
@@ -53,6 +53,7 @@ __all__ = [
     "Limits",
     "Pending",
     "Queued",
+    "Record",
     "Runtime",
     "ScriptedModel",
     "Session",
@@ -85,6 +86,7 @@ _PLACES = {
     "Deny": "runtime.answers",
     "Fail": "runtime.answers",
     "Limits": "runtime.settings",
+    "Record": "runtime.embedding",
     "Runtime": "runtime.runtime",
     "ScriptedModel": "models.scripted",
     "Session": "runtime.session",
@@ -93,7 +95,7 @@ _PLACES = {
     "SyncSession": "runtime.sync_session",
     "Tool": "runtime.tools",
     "Toolset": "runtime.tools",
-    "errors": "core.errors:",
+    "errors": "errors:",
     "open": "runtime.runtime:open_runtime",
     "open_sync": "runtime.sync",
     "results": "results:",

@@ -13,7 +13,7 @@ HoldfastError
 ├── Conflict                    someone else moved: read again, then decide
 │   ├── PositionConflict · HeadConflict · SettingsConflict · ImportConflict
 │   ├── LeaseHeld · LeaseLost · SessionBusy
-│   ├── InboxConflict · InboxConsumed
+│   ├── InboxConflict · InboxConsumed · RecordConflict · CallConflict
 │   └── SessionDeleted
 ├── Refused                     not here, not like this: the message says what would work
 │   ├── ReadOnlySession · StoreNewer · StoreUnsafe · HandleForked · CapabilityDenied
@@ -24,6 +24,8 @@ HoldfastError
 ├── Corruption                  stored data does not check out; names the first bad place
 ├── KernelError                 the worker that runs model-written code failed
 │   ├── KernelDied · KernelProtocolError · KernelLimit · FileNotKept
+├── CallFailed                  a call of a program has another outcome than a value
+├── CallWaits                   a call of a program waits for someone: ask again once it is answered
 └── ModelError                  the model provider failed
     └── (see holdfast.models.errors)
 """
@@ -147,6 +149,14 @@ class InboxConsumed(Conflict):
     """The inbox item was consumed already."""
 
 
+class RecordConflict(Conflict):
+    """Another record than the expected one is the latest, or a record is retracted already."""
+
+
+class CallConflict(Conflict):
+    """The key of a call was used for another call."""
+
+
 class SessionDeleted(Conflict):
     """The session was deleted; its id is never reused."""
 
@@ -225,6 +235,29 @@ class KernelLimit(KernelError):
 
 class FileNotKept(KernelError):
     """A file that the cell has read is too large to be kept for a re-run."""
+
+
+class CallFailed(HoldfastError):
+    """A call has another outcome than a value: error, denied, expired, cancelled or unknown."""
+
+    @property
+    def call_id(self) -> str:
+        """Return the id of the call in the log."""
+        return str(self.details.get("call_id", ""))
+
+    @property
+    def outcome(self) -> str:
+        """Return the outcome that the log has."""
+        return str(self.details.get("outcome", ""))
+
+
+class CallWaits(HoldfastError):
+    """A call waits for someone; the same call asked again once it is answered has the answer."""
+
+    @property
+    def call_id(self) -> str:
+        """Return the id of the call, by which it is answered."""
+        return str(self.details.get("call_id", ""))
 
 
 class ModelError(HoldfastError):

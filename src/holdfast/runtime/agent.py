@@ -29,7 +29,9 @@ class Agent(Generic[T]):
 
     `tools` are functions, which code calls by name, and toolsets. A final value fits `output_type`,
     a Python type or a JSON schema; without one it may be anything. A `pinned` agent refuses
-    sessions that were driven with another form of it, instead of recording the change.
+    sessions that were driven with another form of it, instead of recording the change. Sessions of
+    an `external` agent are driven by another program: they need no model, take no messages, and
+    hold what that program records and calls.
     """
 
     name: str
@@ -42,6 +44,7 @@ class Agent(Generic[T]):
     limits: Limits | None
     harness: HarnessName | None
     pinned: bool
+    external: bool
     settings: Mapping[str, Any]
 
     @overload
@@ -57,6 +60,7 @@ class Agent(Generic[T]):
         limits: Limits | None = ...,
         harness: HarnessName | None = ...,
         pinned: bool = ...,
+        external: bool = ...,
         settings: Mapping[str, Any] | None = ...,
     ) -> None: ...
 
@@ -73,6 +77,7 @@ class Agent(Generic[T]):
         limits: Limits | None = ...,
         harness: HarnessName | None = ...,
         pinned: bool = ...,
+        external: bool = ...,
         settings: Mapping[str, Any] | None = ...,
     ) -> None: ...
 
@@ -89,6 +94,7 @@ class Agent(Generic[T]):
         limits: Limits | None = ...,
         harness: HarnessName | None = ...,
         pinned: bool = ...,
+        external: bool = ...,
         settings: Mapping[str, Any] | None = ...,
     ) -> None: ...
 
@@ -104,6 +110,7 @@ class Agent(Generic[T]):
         limits: Limits | None = None,
         harness: HarnessName | None = None,
         pinned: bool = False,
+        external: bool = False,
         settings: Mapping[str, Any] | None = None,
     ) -> None:
         check_kind(tools, Sequence, "list of tools")
@@ -123,6 +130,7 @@ class Agent(Generic[T]):
             ("limits", limits),
             ("harness", harness),
             ("pinned", pinned),
+            ("external", external),
             ("settings", dict(settings or {})),
         ):
             object.__setattr__(self, field, value)

@@ -36,6 +36,7 @@ class _Claim:
         self.task: asyncio.Task[Any] = task
         self.over = asyncio.Event()
         self.contended = False  # someone found it in the way
+        self.driver: Driver | None = None
 
 
 class Claims:
@@ -68,12 +69,14 @@ class Claims:
         try:
             with self._engine.inboxes.watching(session_id) as watched:
                 driver = await self._driver(session_id, takeover, needs_agent, watched)
+                claim.driver = driver
                 yield driver
             failed = False
         except asyncio.CancelledError:
             interrupted = True
             raise
         finally:
+            claim.driver = None  # nobody joins it from here on
             try:
                 if driver is not None:
                     await shielded(driver.close(failed=failed, interrupted=interrupted))
@@ -93,7 +96,28 @@ class Claims:
         nothing = driver.journal.waiting == 0 and not claim.contended
         at_rest = driver.state.status in ("idle", "suspended")
         if at_rest and not nothing and await self._has_work(session_id, driver.state.status):
-            self.spawn(self.resume(session_id))
+            self.take_up(driver.state)
+
+    def driver_of(self, session_id: str) -> Driver | None:
+        """Return who drives a session here; None where nobody does."""
+        claim = self._claims.get(session_id)
+        return None if claim is None else claim.driver
+
+    async def free(self, session_id: str, end: float) -> bool:
+        """Wait until nobody drives a session here, at most until a time of the event loop."""
+        while (claim := self._claims.get(session_id)) is not None:
+            left = end - asyncio.get_running_loop().time()
+            try:
+                await asyncio.wait_for(claim.over.wait(), max(left, 0))
+            except TimeoutError:
+                return False
+        return True
+
+    def take_up(self, state: State) -> None:
+        """Take up a session in the background, as far as this process can."""
+        agent = self._engine.agents.get(state.agent)
+        driven = agent is not None and not agent.external
+        self.spawn(self.resume(state.session) if driven else self.admit(state.session))
 
     async def resume(self, session_id: str) -> None:
         """Take up a session in the background; what goes wrong is logged."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -154,13 +154,12 @@ class Driver:
         over = await self._over()
         if over is not None:
             return over
+        if self.state.turn is None and self.state.status == "suspended":
+            raise _waiting(self.lease.session, self.state.calls)
         if self.state.turn is not None:
             result = await self._revive(force=False)
             if isinstance(result, Suspended):
-                raise SessionBusy(
-                    f"session {self.lease.session!r} waits for {', '.join(result.calls)}; answer "
-                    "first, or send with when_busy='queue'"
-                )
+                raise _waiting(self.lease.session, result.calls)
             if self.state.turn is not None or isinstance(result, Stopped):
                 return result
         # What waited in the inbox when the lease was taken was sent before: it comes first.
@@ -239,7 +238,16 @@ class Driver:
             return await self.settle_stop()
         if over is None and self.lease.inbox:
             over = await self.settle_stop()
+        if over is None:
+            await self._settle_left()
         return over
+
+    async def _settle_left(self) -> None:
+        """Settle calls that a program made outside of turns and did not live to see the end of."""
+        if settle.left_by_programs(self.state):
+            await self.journal.append(settle.left_by_programs)
+        if self.state.turn is None and self.state.status == "suspended":
+            await inbox.admit(self.journal)
 
     async def _work(self, work: Work, *, last: bool = False) -> TurnResult:
         """Open a turn for a message and drive it."""
@@ -576,3 +584,10 @@ class Driver:
             await namespace(self._store, session, self.state.vars)
         transcript = await load_transcript(self._store, self.state)
         return Warm(blueprint, toolsets, transcript, self.state)
+
+
+def _waiting(session_id: str, calls: Iterable[str]) -> SessionBusy:
+    return SessionBusy(
+        f"session {session_id!r} waits for {', '.join(calls)}; answer first, or send with "
+        "when_busy='queue'"
+    )

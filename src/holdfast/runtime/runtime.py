@@ -15,7 +15,7 @@ from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol, TypeVar, Unpack, overload
+from typing import Any, TypeVar, Unpack, overload
 
 from holdfast.core import values
 from holdfast.core.capability import Capability
@@ -43,13 +43,15 @@ from holdfast.runtime.children import OWN_KEYS, STOP_KEY
 from holdfast.runtime.claims import Claims
 from holdfast.runtime.compaction import Compaction
 from holdfast.runtime.driver import Warm, Work
+from holdfast.runtime.embedding import Embedding
 from holdfast.runtime.engine import Engine
 from holdfast.runtime.forks import fork_session
 from holdfast.runtime.results import Final, Pending, Queued, Stopped, TurnResult
-from holdfast.runtime.session import Session, WhenBusy
+from holdfast.runtime.session import AnySession, Session, WhenBusy, id_of
 from holdfast.runtime.settings import Resolved, SettingsOptions, check_model, resolve
 from holdfast.runtime.shielding import ended
 from holdfast.runtime.transcript import Transcript
+from holdfast.runtime.writing import Writers
 from holdfast.stores.choose import find_folder, open_store
 from holdfast.stores.port import (
     InboxDraft,
@@ -62,7 +64,6 @@ from holdfast.stores.port import (
     Subscription,
 )
 from holdfast.stores.rows import imported_error
-from holdfast.views.reads import Reads
 
 logger = logging.getLogger("holdfast.runtime")
 
@@ -73,19 +74,7 @@ DEFAULT_AGENT = "default"
 T = TypeVar("T")
 
 
-class Handle(Protocol):
-    """A session's handle, async or blocking."""
-
-    @property
-    def id(self) -> str:
-        """Return the id of the session."""
-
-
-AnySession = str | Handle
-"""A session, by its handle or its id."""
-
-
-class Runtime(Reads):
+class Runtime(Embedding):
     """Drives sessions whose agents it has, and reads every session of its store."""
 
     def __init__(
@@ -98,7 +87,6 @@ class Runtime(Reads):
         kernels: Kernels | None = None,
         owns_store: bool = False,
     ) -> None:
-        super().__init__(store)
         self.store = store
         self.engine = Engine(
             store,
@@ -108,6 +96,7 @@ class Runtime(Reads):
             kernels=kernels or Kernels(),
         )
         self._claims = Claims(self.engine)
+        super().__init__(store, Writers(self._claims))
         self._owns_store = owns_store
 
     @property
@@ -240,6 +229,19 @@ class Runtime(Reads):
             check_kind(labels, Mapping, "set of labels")
         if capability is not None:
             check_kind(capability, Capability, "capability")
+        if found.external:
+            session_id = new_session_id() if session_id is None else check_id(session_id)
+            tenant = self.store.tenant if tenant is None else tenant
+            await self.store.create_session(
+                session_id,
+                SessionStarted(
+                    tenant=tenant,
+                    agent=found.name,
+                    agent_version=found.version,
+                    labels=dict(labels or {}),
+                ),
+            )
+            return Session(self, session_id)
         given = self.resolved.settings.to_record()
         own: dict[str, Any] = {**settings, "model": model, "leaf_model": leaf_model}
         for layer in (found.given(), own):
@@ -300,7 +302,7 @@ class Runtime(Reads):
         again harmless: the message is worked once, and its result returned each time; while there
         is none yet, InboxConsumed says so. Another message with the same key is InboxConflict.
         """
-        session_id = _id(session)
+        session_id = id_of(session)
         if when_busy not in WHEN_BUSY:
             raise InvalidSettings(
                 f"when_busy is {when_busy!r}; use one of {', '.join(map(repr, WHEN_BUSY))}"
@@ -353,7 +355,7 @@ class Runtime(Reads):
 
     async def result(self, session: AnySession, key: str) -> TurnResult:
         """Return what came of the message with a key: its result, `Queued` or `Pending`."""
-        session_id = _id(session)
+        session_id = id_of(session)
         check_key(key, "key of a message")
         state = await self.store.load_state(session_id)
         items = await self.store.list_inbox(session_id, pending=False)
@@ -371,7 +373,7 @@ class Runtime(Reads):
         self, session: AnySession, *, force: bool = False, takeover: bool = False
     ) -> TurnResult | None:
         """Go on with an interrupted turn and with queued messages; None if nothing was open."""
-        async with self._claims.driving(_id(session), takeover=takeover) as driver:
+        async with self._claims.driving(id_of(session), takeover=takeover) as driver:
             result = await driver.resume(force=force)
             return None if result is None else self._typed(driver.state.agent, result)
 
@@ -380,7 +382,7 @@ class Runtime(Reads):
 
         Nothing that is recorded is done again. Where no turn has failed, it is as `resume`.
         """
-        async with self._claims.driving(_id(session), takeover=takeover) as driver:
+        async with self._claims.driving(id_of(session), takeover=takeover) as driver:
             result = await driver.retry()
             return None if result is None else self._typed(driver.state.agent, result)
 
@@ -400,7 +402,7 @@ class Runtime(Reads):
         """
         given: dict[str, Any] = {**settings, "model": model, "leaf_model": leaf_model}
         explicit = {name: value for name, value in given.items() if value is not None}
-        async with self._claims.driving(_id(session)) as driver:
+        async with self._claims.driving(id_of(session)) as driver:
             await driver.configure(explicit, by)
 
     async def compact(
@@ -411,12 +413,12 @@ class Runtime(Reads):
         `strategies` (`evict`, `summary`, `window`) are tried in order, by default those of the
         session's settings. The log keeps everything.
         """
-        async with self._claims.driving(_id(session), takeover=takeover) as driver:
+        async with self._claims.driving(id_of(session), takeover=takeover) as driver:
             return await driver.compact(strategies)
 
     async def stop(self, session: AnySession) -> TurnResult | None:
         """Ask a session to end. Settles here if nobody drives it, else its driver does."""
-        session_id = _id(session)
+        session_id = id_of(session)
         state = await self.store.load_state(session_id)
         if state.status == "stopped":
             return Stopped(session=session_id, head=state.head)
@@ -435,12 +437,12 @@ class Runtime(Reads):
     ) -> Session[Any]:
         """Create a session that goes on from a head of another, by default the current one."""
         new_id = new_session_id() if session_id is None else check_id(session_id)
-        await fork_session(self.store, _id(session), head, new_id, cache_id=new_id)
+        await fork_session(self.store, id_of(session), head, new_id, cache_id=new_id)
         return Session(self, new_id)
 
     async def state(self, session: AnySession) -> State:
         """Return the state at the tip of a session's log."""
-        return await self.store.load_state(_id(session))
+        return await self.store.load_state(id_of(session))
 
     async def sessions(
         self,
@@ -454,7 +456,7 @@ class Runtime(Reads):
 
     def subscribe(self, session: AnySession, *, after: int = 0) -> Subscription:
         """Follow a session: stored events, then live ones and token deltas."""
-        return self.store.subscribe(_id(session), after=after)
+        return self.store.subscribe(id_of(session), after=after)
 
     async def recover(self) -> list[str]:
         """Take up, in the background, what was interrupted or waits in an inbox.
@@ -471,7 +473,8 @@ class Runtime(Reads):
             while True:
                 page = await self.store.list_sessions(due, limit=RECOVER_PAGE, cursor=cursor)
                 for info in page.sessions:
-                    if info.agent in self.agents and not info.imported:
+                    agent = self.agents.get(info.agent)
+                    if agent is not None and not agent.external and not info.imported:
                         taken.append(info.id)
                         self._claims.spawn(self._claims.resume(info.id))
                 cursor = page.cursor
@@ -493,24 +496,24 @@ class Runtime(Reads):
         It is durable on return. The session goes on in the background where its agent is here and
         nobody drives it; otherwise with the next `resume`.
         """
-        item = await answers.answer(self.store, _id(session), call_id, said, wait=wait, by=by)
-        await self._wake(_id(session))
+        item = await answers.answer(self.store, id_of(session), call_id, said, wait=wait, by=by)
+        await self._wake(id_of(session))
         return item
 
     async def extend(
         self, session: AnySession, call_id: str, deadline: datetime, *, by: str | None = None
     ) -> InboxItem:
         """Move the deadline of a call that waits."""
-        item = await answers.extend(self.store, _id(session), call_id, deadline, by)
-        await self._wake(_id(session))
+        item = await answers.extend(self.store, id_of(session), call_id, deadline, by)
+        await self._wake(id_of(session))
         return item
 
     async def cancel(
         self, session: AnySession, call_id: str, *, by: str | None = None
     ) -> InboxItem:
         """Call off a call that waits; its outcome is `cancelled`."""
-        item = await answers.cancel(self.store, _id(session), call_id, by)
-        await self._wake(_id(session))
+        item = await answers.cancel(self.store, id_of(session), call_id, by)
+        await self._wake(id_of(session))
         return item
 
     async def pending(
@@ -532,11 +535,7 @@ class Runtime(Reads):
 
     async def _wake(self, session_id: str) -> None:
         """Let a session take up what arrived in its inbox, here if it can be driven here."""
-        state = await self.store.load_state(session_id)
-        if state.agent in self.agents:
-            self._claims.spawn(self._claims.resume(session_id))
-        else:
-            self._claims.spawn(self._claims.admit(session_id))
+        self._claims.take_up(await self.store.load_state(session_id))
 
     async def settled(self) -> None:
         """Wait until nothing is driven in the background."""
@@ -591,10 +590,6 @@ class Runtime(Reads):
             return result
         value = schemas.convert(known.output_type, result.value, "the final value")
         return replace(result, value=value)
-
-
-def _id(session: AnySession) -> str:
-    return check_id(getattr(session, "id", session))
 
 
 def _log_failure(task: asyncio.Task[Any]) -> None:

@@ -7,35 +7,54 @@ asked for; otherwise the first call does so.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Generator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Mapping, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar, Unpack
 
 from holdfast.core.events import Event
+from holdfast.core.ids import check_id
 from holdfast.core.messages import Message
 from holdfast.core.payloads import Slot
 from holdfast.core.state import State
 from holdfast.runtime.compaction import Compaction
 from holdfast.runtime.results import ResultOf
 from holdfast.runtime.settings import SettingsOptions
+from holdfast.runtime.tools import Tool
 from holdfast.stores.port import InboxItem, Subscription
 from holdfast.views.calls import CallView
 from holdfast.views.context import ContextView
 from holdfast.views.families import Family
 from holdfast.views.lineage import EdgeView, HeadView
 from holdfast.views.messages import MessageView
+from holdfast.views.records import RecordView
 from holdfast.views.transcript import TurnTranscript
 from holdfast.views.turns import EvalView, LeafView, StepView, TurnView
 from holdfast.views.variables import VariablesView
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
+    from holdfast.runtime.embedding import Latest, Record
     from holdfast.runtime.runtime import Runtime
 
 T = TypeVar("T")
 
 WhenBusy = Literal["error", "queue", "steer", "interrupt"]
+
+
+class Handle(Protocol):
+    """A session's handle, async or blocking."""
+
+    @property
+    def id(self) -> str:
+        """Return the id of the session."""
+
+
+AnySession = str | Handle
+"""A session, by its handle or its id."""
+
+
+def id_of(session: AnySession) -> str:
+    """Return the id of a session."""
+    return check_id(getattr(session, "id", session))
 
 
 class Session(Generic[T]):
@@ -165,6 +184,70 @@ class Session(Generic[T]):
     async def cancel(self, call_id: str, *, by: str | None = None) -> InboxItem:
         """Call off a call that waits; its outcome is `cancelled`."""
         return await self.runtime.cancel(await self._there(), call_id, by=by)
+
+    async def call(
+        self,
+        tool: Callable[..., Any] | Tool,
+        arguments: Mapping[str, Any] | None = None,
+        *,
+        key: str,
+        name: str | None = None,
+    ) -> Any:
+        """Make a call through the ledger, once per key; see `Runtime.call`."""
+        return await self.runtime.call(await self._there(), tool, arguments, key=key, name=name)
+
+    async def record(
+        self, kind: str, value: Any, *, key: str | None = None, expected: int | None = None
+    ) -> RecordView:
+        """Keep a value in the log; see `Runtime.record`."""
+        return await self.runtime.record(
+            await self._there(), kind, value, key=key, expected=expected
+        )
+
+    async def record_all(
+        self,
+        records: Sequence[Record],
+        *,
+        retracts: Sequence[int] = (),
+        expected: Mapping[Latest, int] | None = None,
+    ) -> list[RecordView]:
+        """Keep several values, and retract others, in one batch; see `Runtime.record_all`."""
+        return await self.runtime.record_all(
+            await self._there(), records, retracts=retracts, expected=expected
+        )
+
+    async def retract(self, *numbers: int) -> None:
+        """Leave records out of every later read; see `Runtime.retract`."""
+        await self.runtime.retract(await self._there(), *numbers)
+
+    async def records(
+        self,
+        kind: str | None = None,
+        *,
+        key: str | None = None,
+        prefix: str | None = None,
+        numbers: Sequence[int] | None = None,
+        after: int = 0,
+        before: int | None = None,
+        limit: int = 100,
+        reverse: bool = False,
+    ) -> list[RecordView]:
+        """Return records that are not retracted; see `Runtime.records`."""
+        return await self.runtime.records(
+            await self._there(),
+            kind,
+            key=key,
+            prefix=prefix,
+            numbers=numbers,
+            after=after,
+            before=before,
+            limit=limit,
+            reverse=reverse,
+        )
+
+    async def latest(self, kind: str, key: str | None = None) -> RecordView | None:
+        """Return the latest record of a kind, or of one of its keys; see `Runtime.latest`."""
+        return await self.runtime.latest(await self._there(), kind, key)
 
     async def state(self) -> State:
         """Return the state at the tip."""

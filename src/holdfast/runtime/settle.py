@@ -8,6 +8,7 @@ once is unknown; a model call that was broken off counts at its ceiling.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from holdfast.core.facts import (
     CallResolved,
@@ -27,6 +28,7 @@ from holdfast.core.payloads import Slot, slot
 from holdfast.core.state import PendingCall, Spend, State, lost_leaves, step_reservation
 from holdfast.runtime import children, results
 from holdfast.runtime.budget import Excess
+from holdfast.runtime.handlers.tool import unknown_wait
 from holdfast.runtime.inbox import admitted
 from holdfast.runtime.journal import Journal
 from holdfast.runtime.results import TurnResult
@@ -48,6 +50,21 @@ def calls_settled(state: State, calls: Iterable[PendingCall]) -> list[Fact]:
     """Return the outcomes of open calls whose cell or turn is over, and of leaf calls in flight."""
     resolved = [CallResolved(call_id=call.call_id, outcome=outcome_of(call)) for call in calls]
     return [*resolved, *compaction_lost(state), *lost_leaves(state)]
+
+
+def left_by_programs(state: State) -> list[Fact]:
+    """Return what settles calls that programs made outside of turns, once their process is gone."""
+    if state.run is not None:
+        return []
+    facts: list[Fact] = []
+    for call in state.calls.values():
+        if call.turn is not None or call.kind != "tool" or call.stage == "suspended":
+            continue
+        if outcome_of(call) == "unknown" and call.policy == "ask":
+            facts.append(replace(unknown_wait(call.call_id, call.name), wait=call.wait + 1))
+        else:
+            facts.append(CallResolved(call_id=call.call_id, outcome=outcome_of(call)))
+    return facts
 
 
 def step_lost(state: State, why: Slot) -> list[Fact]:

@@ -30,7 +30,8 @@ from holdfast.core.errors import Refused
 from holdfast.core.events import Event
 from holdfast.models.port import Model
 from holdfast.runtime.agent import Agent
-from holdfast.runtime.runtime import AnySession, Opening, Runtime, open_runtime
+from holdfast.runtime.runtime import Opening, Runtime, open_runtime
+from holdfast.runtime.session import AnySession
 from holdfast.runtime.settings import Resolved, SettingsOptions
 from holdfast.runtime.sync_session import Live, SyncSession
 from holdfast.stores.port import (
@@ -76,6 +77,13 @@ class SyncRuntime:
     cancel = blocking(Runtime.cancel)
     pending = blocking(Runtime.pending)
     tick = blocking(Runtime.tick)
+
+    call = blocking(Runtime.call)
+    record = blocking(Runtime.record)
+    record_all = blocking(Runtime.record_all)
+    retract = blocking(Runtime.retract)
+    records = blocking(Runtime.records)
+    latest = blocking(Runtime.latest)
 
     state = blocking(Runtime.state)
     sessions = blocking(Runtime.sessions)

@@ -21,6 +21,7 @@ from holdfast.views.context import ContextView, read_context
 from holdfast.views.families import Family, read_family
 from holdfast.views.lineage import EdgeView, HeadView, edge_view, head_view
 from holdfast.views.messages import MessageView, inherited_messages, read_message
+from holdfast.views.records import RecordIndexes, RecordView, read_records
 from holdfast.views.transcript import TurnTranscript, transcript
 from holdfast.views.turns import (
     EvalView,
@@ -52,6 +53,7 @@ class Reads:
 
     def __init__(self, store: SessionStore) -> None:
         self._store = store
+        self._records = RecordIndexes(store)
 
     async def messages(
         self, session_id: str, *, after: int = 0, limit: int = 100
@@ -109,6 +111,41 @@ class Reads:
         """Return leaf calls after a position of the log."""
         entries = await self._entries(session_id, facts.LeafCalled, after, limit)
         return [leaf_view(e.seq, e.at, e.fact) for e in entries]
+
+    async def records(
+        self,
+        session_id: str,
+        kind: str | None = None,
+        *,
+        key: str | None = None,
+        prefix: str | None = None,
+        numbers: Sequence[int] | None = None,
+        after: int = 0,
+        before: int | None = None,
+        limit: int = 100,
+        reverse: bool = False,
+    ) -> list[RecordView]:
+        """Return records that are not retracted: of a kind, with a key, a prefix, or by number.
+
+        `after` and `before` are positions of the log, as for `events`.
+        """
+        return await read_records(
+            self._store,
+            await self._records.of(session_id),
+            kind=kind,
+            key=key,
+            prefix=prefix,
+            numbers=numbers,
+            after=after,
+            before=before,
+            limit=limit,
+            reverse=reverse,
+        )
+
+    async def latest(self, session_id: str, kind: str, key: str | None = None) -> RecordView | None:
+        """Return the latest record of a kind, or of one of its keys; None where there is none."""
+        found = await self.records(session_id, kind, key=key, limit=1, reverse=True)
+        return found[0] if found else None
 
     async def heads(self, session_id: str, *, after: int = 0, limit: int = 100) -> list[HeadView]:
         """Return heads after a position of the log."""
