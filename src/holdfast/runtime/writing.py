@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager
 from holdfast.core.errors import LeaseHeld, SessionBusy
 from holdfast.runtime.claims import Claims
 from holdfast.runtime.driver import Driver
-from holdfast.runtime.shelter import carried_through
+from holdfast.runtime.shielding import shielded
 
 WAIT_SECONDS = 10.0
 """How long a writer waits for whoever drives the session."""
@@ -101,7 +101,7 @@ class Writers:
                 self._forget(session_id, held)
                 held.left.set()
                 assert held.task is not None
-                await carried_through(_over(held.task))
+                await shielded(_over(held.task))
 
 
 async def _over(task: asyncio.Task[None]) -> None:
