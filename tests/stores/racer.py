@@ -15,6 +15,7 @@ from pathlib import Path
 from holdfast.core.errors import HoldfastError, InvalidRef, LeaseHeld, LeaseLost, PositionConflict
 from holdfast.core.payloads import slot
 from holdfast.stores.files.store import FilesSessionStore
+from holdfast.stores.postgres.store import PostgresSessionStore
 from holdfast.stores.sqlite.store import SqliteSessionStore
 from holdfast.testing.driver import Driver
 
@@ -27,6 +28,8 @@ def say(**facts):
 
 async def open_racer(url, lease_seconds=HELD_SECONDS):
     kind, _, path = url.partition(":")
+    if kind == "postgresql":
+        return await PostgresSessionStore.open(url, lease_seconds=lease_seconds)
     opener = FilesSessionStore if kind == "files" else SqliteSessionStore
     return await opener.open(Path(path), lease_seconds=lease_seconds)
 

@@ -19,8 +19,10 @@ from holdfast.core.state import State
 from holdfast.stores.files.store import FilesSessionStore
 from holdfast.stores.memory.store import MemorySessionStore
 from holdfast.stores.port import InboxDraft, Lease, SessionStore
+from holdfast.stores.postgres.store import PostgresSessionStore
 from holdfast.stores.sqlite.store import SqliteSessionStore
 from holdfast.stores.verify import verify
+from holdfast.testing.postgres_server import url_of
 
 TENANTS = {"a": "t", "b": "t", "c": "u"}
 TEXTS = [slot(letter * 3000, "message") for letter in "pqr"]
@@ -130,27 +132,31 @@ def everything() -> list[tuple[Any, ...]]:
     return [*looks, *(("prove", name) for name in TENANTS)]
 
 
-async def compare(steps: list[tuple[Any, ...]], folder: Path) -> None:
-    opened: list[Callable[[], Awaitable[SessionStore]]] = [
-        lambda: SqliteSessionStore.open(folder / "sqlite"),
-        lambda: FilesSessionStore.open(folder / "files"),
-    ]
-    hands = [Hand(MemorySessionStore()), *[Hand(await opens()) for opens in opened]]
+Open = Callable[[Path], Awaitable[SessionStore]]
+ON_DISK: list[Open] = [
+    lambda folder: SqliteSessionStore.open(folder / "sqlite"),
+    lambda folder: FilesSessionStore.open(folder / "files"),
+]
+IN_POSTGRES: list[Open] = [lambda folder: PostgresSessionStore.open(url_of(folder))]
+
+
+async def compare(steps: list[tuple[Any, ...]], folder: Path, opened: list[Open]) -> None:
+    hands = [Hand(MemorySessionStore()), *[Hand(await opens(folder)) for opens in opened]]
     try:
         for hand in hands:
             await hand.start()
         for step in [*steps, *everything(), ("collect", False, -1), *everything()]:
-            memory, sqlite, files = [await hand.do(step) for hand in hands]
-            assert memory == sqlite, (step, "sqlite")
-            assert memory == files, (step, "files")
+            memory, *others = [await hand.do(step) for hand in hands]
+            for hand, other in zip(hands[1:], others, strict=True):
+                assert memory == other, (step, hand.store.flags.name)
     finally:
         for hand in hands:
             await hand.store.close()
 
 
-def check(steps: list[tuple[Any, ...]]) -> None:
+def check(steps: list[tuple[Any, ...]], opened: list[Open]) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        asyncio.run(compare(steps, Path(folder)))
+        asyncio.run(compare(steps, Path(folder), opened))
 
 
 def profile(examples: int) -> Any:
@@ -161,11 +167,24 @@ def profile(examples: int) -> Any:
 @profile(40)
 @given(st.lists(STEPS, min_size=3, max_size=15))
 def test_stores_agree_on_payloads(steps: list[tuple[Any, ...]]) -> None:
-    check(steps)
+    check(steps, ON_DISK)
+
+
+@profile(8)
+@given(st.lists(STEPS, min_size=3, max_size=15))
+def test_a_database_agrees_on_payloads(steps: list[tuple[Any, ...]]) -> None:
+    check(steps, IN_POSTGRES)
 
 
 @pytest.mark.soak
 @profile(3000)
 @given(st.lists(STEPS, min_size=3, max_size=25))
 def test_stores_agree_on_payloads_at_length(steps: list[tuple[Any, ...]]) -> None:
-    check(steps)
+    check(steps, ON_DISK)
+
+
+@pytest.mark.soak
+@profile(500)
+@given(st.lists(STEPS, min_size=3, max_size=25))
+def test_a_database_agrees_on_payloads_at_length(steps: list[tuple[Any, ...]]) -> None:
+    check(steps, IN_POSTGRES)

@@ -6,7 +6,9 @@ from hypothesis import HealthCheck, settings
 from holdfast.stores.files.store import FilesSessionStore
 from holdfast.stores.memory.database import MemoryDatabase
 from holdfast.stores.memory.store import MemorySessionStore
+from holdfast.stores.postgres.store import PostgresSessionStore
 from holdfast.stores.sqlite.store import SqliteSessionStore
+from holdfast.testing.postgres_server import url_of
 from holdfast.testing.store_machine import StoreMachine
 
 
@@ -24,6 +26,11 @@ class FilesMachine(StoreMachine):
 class SqliteMachine(StoreMachine):
     async def open_store(self, path):
         return await SqliteSessionStore.open(path)
+
+
+class PostgresMachine(StoreMachine):
+    async def open_store(self, path):
+        return await PostgresSessionStore.open(url_of(path))
 
 
 def profile(examples: int, steps: int) -> settings:
@@ -47,6 +54,10 @@ class TestFiles(FilesMachine.TestCase):
     settings = profile(10, 25)
 
 
+class TestPostgres(PostgresMachine.TestCase):
+    settings = profile(6, 25)
+
+
 @pytest.mark.soak
 class TestMemoryLong(MemoryMachine.TestCase):
     settings = profile(1000, 60)
@@ -60,3 +71,8 @@ class TestSqliteLong(SqliteMachine.TestCase):
 @pytest.mark.soak
 class TestFilesLong(FilesMachine.TestCase):
     settings = profile(500, 60)
+
+
+@pytest.mark.soak
+class TestPostgresLong(PostgresMachine.TestCase):
+    settings = profile(200, 60)

@@ -18,14 +18,17 @@ from holdfast.core.errors import LeaseHeld
 from holdfast.core.facts import SessionStarted
 from holdfast.stores.verify import verify
 from holdfast.testing.driver import Driver, all_events
+from holdfast.testing.postgres_server import shared_server, url_of
 
 PROGRAM = str(Path(__file__).with_name("racer.py"))
 APPENDS = 150
 
 
-@pytest.fixture(params=["sqlite", "files"])
+@pytest.fixture(params=["sqlite", "files", "postgres"])
 async def place(request, tmp_path):
     url = f"{request.param}:{tmp_path / 'store'}"
+    if request.param == "postgres":
+        url = url_of(tmp_path, application_name="racers")
     store = await open_racer(url)
     await store.create_session("s-1", SessionStarted())
     yield url, store
@@ -54,9 +57,20 @@ def stop(process, url):
     while True:
         os.kill(process.pid, signal.SIGSTOP)
         os.waitpid(process.pid, os.WUNTRACED)
-        if kind == "files" or not is_locked(Path(path) / "events.db"):
+        if kind == "files" or (kind == "sqlite" and not is_locked(Path(path) / "events.db")):
+            return
+        if kind == "postgresql" and not is_in_transaction():
             return
         os.kill(process.pid, signal.SIGCONT)
+
+
+def is_in_transaction():
+    """Tell whether a connection of a racer waits for it inside a transaction."""
+    statement = (
+        "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'racers' "
+        "AND state LIKE 'idle in transaction%%'"
+    )
+    return shared_server().execute(statement) != [(0,)]
 
 
 def is_locked(path):

@@ -422,8 +422,8 @@ async def test_a_cancelled_append_is_settled_before_the_caller_hears(store):
 
 async def test_a_cancellation_that_the_outcome_overtakes_ends_the_append(store, monkeypatch):
     lease, state = await start(store)
-    delivered, deliver = threading.Event(), writer._deliver
-    monkeypatch.setattr(writer, "_deliver", lambda jobs: (deliver(jobs), delivered.set()))
+    delivered, deliver = threading.Event(), writer.deliver
+    monkeypatch.setattr(writer, "deliver", lambda jobs: (deliver(jobs), delivered.set()))
     task = asyncio.create_task(store.append(lease, state.seq, [message(1)]))
     await asyncio.sleep(0)
     delivered.wait()  # with the loop held up, which hears of it next

@@ -181,6 +181,10 @@ class StoreUnsafe(Refused):
     """The place is not safe for this store."""
 
 
+class StoreDenied(Refused):
+    """The store refuses this user; it takes another role or a right that is missing."""
+
+
 class HandleForked(Refused):
     """A store handle was used in a forked child process; open a new one there."""
 

@@ -2,7 +2,7 @@
 
 Like git, a store is found from any folder below it. Where there is none, one is made here.
 `sqlite:PATH` is the default kind, `files:PATH` keeps plain files for people and tools, and
-`memory:` keeps nothing.
+`memory:` keeps nothing. `postgresql://…` is a database that many machines share.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from holdfast.stores.port import SessionStore
 STORE_FOLDER = ".holdfast"
 STORE_VARIABLE = "HOLDFAST_STORE"
 KINDS = ("sqlite", "files", "memory")
+DATABASES = ("postgresql", "postgres")
 MARKS = {"sqlite": "events.db", "files": "holdfast.json"}
 """What is in every store of a kind."""
 
@@ -57,6 +58,8 @@ async def open_store(
         from holdfast.stores.memory.store import MemorySessionStore
 
         return MemorySessionStore()
+    if kind in DATABASES:
+        return await _open_database(url, create)
     path = Path(place)
     other = "files" if kind == "sqlite" else "sqlite"
     if await asyncio.to_thread(_is_there, path / MARKS[other]):
@@ -80,6 +83,16 @@ async def open_store(
     return await SqliteSessionStore.open(path)
 
 
+async def _open_database(url: str, create: bool) -> SessionStore:
+    try:
+        from holdfast.stores.postgres.store import PostgresSessionStore
+    except ModuleNotFoundError as error:
+        raise InvalidInput(
+            f"a PostgreSQL store needs the module {error.name!r}; install holdfast[postgres]"
+        ) from error
+    return await PostgresSessionStore.open(url, create=create)
+
+
 def _is_there(path: Path) -> bool:
     try:
         return path.exists()
@@ -93,12 +106,17 @@ def _as_url(text: str) -> str:
             f"{text!r} names no place; write a path, or one of {', '.join(KINDS)}:PATH"
         )
     kind, colon, place = text.partition(":")
+    if place.startswith("//") and kind in DATABASES:
+        return text
     if colon and kind in KINDS:
         if kind != "memory" and not place:
             raise InvalidInput(f"{text!r} names no place; write {kind}:PATH")
         return text if kind == "memory" else f"{kind}:{Path(place).expanduser().absolute()}"
     if colon and len(kind) > 1 and kind.isalnum() and "/" not in kind and not Path(text).exists():
-        raise InvalidInput(f"{text!r} is not a store: use a path, or {', '.join(KINDS)}:PATH")
+        raise InvalidInput(
+            f"{text!r} is not a store: use a path, one of "
+            f"{', '.join(KINDS)}:PATH, or postgresql://HOST/NAME"
+        )
     path = Path(text).expanduser().absolute()
     sqlite, files = (_is_there(path / MARKS[kind]) for kind in ("sqlite", "files"))
     marked_files = files and not sqlite

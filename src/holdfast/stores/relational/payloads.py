@@ -104,7 +104,7 @@ def _insert(row: SessionRow, item: Slot, at: int, data: bytes | None, *, used: b
     """Add a payload's row where it is new, and say that its session may read it."""
     digest = raw(item.id)
     values = (row.tenant_key, digest, item.size, at, data, row.key, int(used))
-    if (yield Change("insert_payload", values)):
+    if (yield Change("insert_payload", values, counted=True)):
         return
     known = yield from _find(row.tenant_key, digest, row.key)
     assert known is not None
@@ -117,7 +117,7 @@ def _insert(row: SessionRow, item: Slot, at: int, data: bytes | None, *, used: b
 def _refer(row: SessionRow, payload_id: str, found: Found, *, used: bool) -> Plan[None]:
     """Say that a session may read a payload: in its row where it came first, else by a ref."""
     values = _ref(row, payload_id, found) | {"used": int(used)}
-    if not (yield Change("mark_first_session", values)):
+    if not (yield Change("mark_first_session", values, counted=True)):
         yield Change("use_ref" if used else "stage_ref", values)
 
 

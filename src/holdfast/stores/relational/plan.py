@@ -27,10 +27,15 @@ class Query(msgspec.Struct, frozen=True, gc=False):
 
 
 class Change(msgspec.Struct, frozen=True, gc=False):
-    """Run a statement that writes; its result is the number of rows that it changed."""
+    """Run a statement that writes.
+
+    Where it is `counted` its result is the number of rows that it changed. Else there is none, and
+    a database that is asked over a network need not be waited for.
+    """
 
     name: str
     values: tuple[Any, ...] | dict[str, Any] = ()
+    counted: bool = False
 
 
 class ChangeMany(msgspec.Struct, frozen=True, gc=False):
@@ -88,7 +93,8 @@ class Job(msgspec.Struct, Generic[T], eq=False):
     and `moved` returns from it which sessions are now at which positions. `stored` makes a plan
     that looks, after a commit with an unknown outcome, whether the work was committed; it is None
     where that cannot be known. `scrubs` says that bytes were removed for good: the writer also
-    clears what its database keeps of them.
+    clears what its database keeps of them. `collects` says that payloads or rights to them are
+    taken away: no other job of the store, in any process, is under way meanwhile.
     """
 
     plan: Callable[[], Plan[T]]
@@ -97,6 +103,7 @@ class Job(msgspec.Struct, Generic[T], eq=False):
     stored: Callable[[T], Plan[bool]] | None = None
     moved: Callable[[T], Sequence[tuple[str, int]]] | None = None
     scrubs: bool = False
+    collects: bool = False
     result: T | None = None
     error: BaseException | None = None
     outcome: asyncio.Future[T] | None = None

@@ -207,7 +207,7 @@ class RelationalSessionStore(RelationalReading):
     async def release(self, lease: Lease) -> None:
         """Give the lease back."""
         address = self._at_lease(lease)
-        if type(lease.epoch) is not int:
+        if type(lease.epoch) is not int or type(lease.owner) is not str:
             return  # a database could take the text of a number for it
         plan = partial(leases.release, address, lease)
         with suppress(TypeError, OverflowError, UnicodeEncodeError):  # nobody holds such a one
@@ -225,7 +225,7 @@ class RelationalSessionStore(RelationalReading):
         check_content_id(payload_id)
         check_key(rule, "erasure rule")
         plan = partial(erasing.erase, address, payload_id, rule)
-        job: Job[int] = Job(plan, session_id, scrubs=True)
+        job: Job[int] = Job(plan, session_id, scrubs=True, collects=True)
         try:
             places = await self._engine.write(job)
         except asyncio.CancelledError:
@@ -258,8 +258,9 @@ class RelationalSessionStore(RelationalReading):
         if dry_run:
             gone = await engine.read(partial(collecting.orphans, cutoff, scope, dead))
         else:
-            await engine.write(Job(partial(collecting.drop, dead, cutoff)))
-            while batch := await engine.write(Job(partial(collecting.collect, cutoff, scope))):
+            await engine.write(Job(partial(collecting.drop, dead, cutoff), collects=True))
+            take = partial(collecting.collect, cutoff, scope)
+            while batch := await engine.write(Job(take, collects=True)):
                 gone += batch
                 await self._sweep([(o.tenant, o.id) for o in batch if o.in_blob])
             await engine.write(Job(leases.forget_dead_owners, scrubs=True))

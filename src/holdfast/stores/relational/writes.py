@@ -142,7 +142,8 @@ def put_payload(address: Address, item: Slot) -> Plan[Slot]:
 
 def put_inbox(address: Address, draft: InboxDraft) -> Plan[tuple[InboxItem, int]]:
     """Store an inbox item; return it with the session's position."""
-    row = yield from sessions.find(address)
+    # Locked: whoever gives the lease back in the same moment counts this item, or comes before it.
+    row = yield from sessions.find(address, lock=True)
     item, new = yield from inbox.put(row, draft)
     if new and draft.content is not None and not draft.content.inline:
         yield from payloads.keep(row, [draft.content], used=True)

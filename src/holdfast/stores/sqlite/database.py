@@ -12,15 +12,12 @@ of an older format is read from a temporary copy that is brought to this one.
 from __future__ import annotations
 
 import functools
-import hashlib
 import logging
 import os
-import re
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from importlib import resources
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -37,6 +34,7 @@ from holdfast.core.errors import (
 from holdfast.core.events import now
 from holdfast.core.ids import friendly_name
 from holdfast.stores.place import denied_error
+from holdfast.stores.relational.statements import Migration, load_migrations, load_queries
 
 logger = logging.getLogger("holdfast.stores")
 
@@ -55,35 +53,15 @@ NAMES_SINCE = 3
 FAILURES = (apsw.Error, OSError, UnicodeDecodeError)
 """What SQLite and the disk raise; a text that does not decode is a damaged one."""
 
-_PACKAGE = resources.files("holdfast.stores.sqlite")
-_ENTRY = re.compile(r"^-- (name|part): (\w+(?:, \w+)*)\n", re.MULTILINE)
-_PART = re.compile(r"\{(\w+)\}")
+_PACKAGE = "holdfast.stores.sqlite"
 
-
-def _load_queries() -> dict[str, str]:
-    text = _PACKAGE.joinpath("queries.sql").read_text(encoding="utf-8")
-    _, *fields = _ENTRY.split(text)
-    entries = list(zip(fields[::3], fields[1::3], fields[2::3], strict=True))
-    parts = {name: body.strip() for kind, name, body in entries if kind == "part"}
-    return {
-        name: _PART.sub(lambda match: parts[match[1]], body.strip())
-        for kind, names, body in entries
-        if kind == "name"
-        for name in names.split(", ")
-    }
-
-
-SQL = _load_queries()
+SQL = load_queries(_PACKAGE)
 
 
 @functools.cache
-def migrations() -> list[tuple[int, str, str]]:
-    """Return (version, name, SQL text) of every migration in order."""
-    files = sorted(
-        (item for item in _PACKAGE.joinpath("migrations").iterdir() if item.name.endswith(".sql")),
-        key=lambda item: item.name,
-    )
-    return [(int(f.name[:4]), f.name, f.read_text(encoding="utf-8")) for f in files]
+def migrations() -> list[Migration]:
+    """Return every migration in order."""
+    return load_migrations(_PACKAGE)
 
 
 class BusyWait:
@@ -246,7 +224,7 @@ class Database:
                 self._enter_wal(connection)
             if version < known[-1][0]:
                 self._migrate(connection, known)
-            checksums = {number: _checksum(text) for number, _, text in known}
+            checksums = {migration.version: migration.checksum for migration in known}
             for number, checksum in connection.execute(SQL["list_migrations"]):
                 if checksums.get(number) != checksum:
                     raise Corruption(
@@ -283,8 +261,9 @@ class Database:
                 )
             return
 
-    def _migrate(self, connection: apsw.Connection, known: list[tuple[int, str, str]]) -> None:
-        for number, name, text in known:
+    def _migrate(self, connection: apsw.Connection, known: list[Migration]) -> None:
+        for migration in known:
+            number, name, text = migration
             connection.execute(SQL["begin_write"])
             try:
                 version = int(connection.pragma("user_version"))
@@ -295,7 +274,7 @@ class Database:
                     connection.execute(text)
                     if number == NAMES_SINCE:
                         _fill_in_names(connection)
-                    record = (number, name, _checksum(text), now())
+                    record = (number, name, migration.checksum, now())
                     connection.execute(SQL["insert_migration"], record)
                     connection.pragma("application_id", APPLICATION_ID)
                     connection.pragma("user_version", number)
@@ -362,7 +341,3 @@ def _fill_in_names(connection: apsw.Connection) -> None:
     found: Any = connection.execute(SQL["all_sessions"]).fetchall()
     names = [(friendly_name(session_id), session_id) for _, session_id, _ in found]
     connection.executemany(SQL["name_session"], names)
-
-
-def _checksum(text: str) -> str:
-    return "sha256:" + hashlib.sha256(text.encode()).hexdigest()

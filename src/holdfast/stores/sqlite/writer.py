@@ -13,13 +13,13 @@ import logging
 import queue
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
 
 import apsw
 
 from holdfast.core.errors import HoldfastError, NothingWritten, OutcomeUnknown, StoreFailed
+from holdfast.stores.relational.delivery import Outcome, deliver, notice
 from holdfast.stores.relational.plan import Job, Plan
 from holdfast.stores.rows import closed_error
 from holdfast.stores.sqlite.database import FAILURES, SQL, BusyWait, Database
@@ -31,18 +31,6 @@ T = TypeVar("T")
 GROUP_JOBS = 512
 WHOLE_JOBS = 16
 """A larger group is written in halves: while one syncs, the callers of the other go on."""
-
-
-class Outcome(asyncio.Future[T]):
-    """A future that cannot be cancelled: the job is on its way.
-
-    A task that is cancelled while it waits here gets its CancelledError once the outcome is known,
-    as asyncio does for a future that refuses.
-    """
-
-    def cancel(self, msg: Any = None) -> bool:
-        """Refuse."""
-        return False
 
 
 class Writer:
@@ -110,7 +98,7 @@ class Writer:
         try:
             while self._take(jobs):
                 self._commit(jobs)
-                _deliver(jobs)
+                deliver(jobs)
                 self._delivered = len(jobs)
                 jobs = []  # nothing of them is kept while there is nothing to do
         except BaseException as error:
@@ -154,7 +142,7 @@ class Writer:
             if queued is not None:
                 queued.error = died(NothingWritten, queued)
                 jobs.append(queued)
-        _deliver(jobs)
+        deliver(jobs)
         self._roll_back()
 
     def _commit(self, jobs: list[Job[Any]]) -> None:
@@ -162,8 +150,8 @@ class Writer:
         self._write(jobs)
         for job in jobs:
             if job.settled is not None and job.error is None:
-                _call(job.settled, job.result)
-        _call(self._committed, jobs)
+                notice(job.settled, job.result)
+        notice(self._committed, jobs)
         if any(job.scrubs and job.error is None for job in jobs):
             # Erased bytes may be left in the write-ahead log.
             self._database.truncate_log(self._connection, self.busy_wait)
@@ -246,33 +234,3 @@ class Writer:
         named = self._database.named(error, NothingWritten, "write", job.session)
         named.__cause__ = error
         return named
-
-
-def _call(function: Callable[[T], None], about: T) -> None:
-    try:
-        function(about)
-    except Exception:
-        logger.exception("what follows a commit failed; the commit stands")
-
-
-def _deliver(jobs: list[Job[Any]]) -> None:
-    """Hand a group's results to those who wait, one wake-up for each event loop."""
-    by_loop: dict[asyncio.AbstractEventLoop, list[Job[Any]]] = {}
-    for job in jobs:
-        if job.outcome is not None:
-            by_loop.setdefault(job.outcome.get_loop(), []).append(job)
-        elif job.done is not None:
-            job.done.set()
-    for loop, group in by_loop.items():
-        with suppress(RuntimeError):  # the loop is closed: nobody waits there any more
-            loop.call_soon_threadsafe(_resolve, group)
-
-
-def _resolve(jobs: list[Job[Any]]) -> None:
-    for job in jobs:
-        if job.outcome is None:
-            continue
-        if job.error is None:
-            job.outcome.set_result(job.result)
-        else:
-            job.outcome.set_exception(job.error)

@@ -1,0 +1,73 @@
+"""The PostgreSQL session store: one schema of a database, for any number of machines.
+
+What happens inside a transaction is in `stores/relational`, how PostgreSQL runs it in `engine`,
+which jobs share a transaction in `writer`, and which SQL is run in `queries.sql`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+
+from holdfast.blobs.port import BlobStore
+from holdfast.core.errors import StoreFailed
+from holdfast.stores.port import LEASE_SECONDS, StoreFlags
+from holdfast.stores.postgres.connections import Connections
+from holdfast.stores.postgres.database import prepare
+from holdfast.stores.postgres.engine import PostgresEngine
+from holdfast.stores.postgres.failures import FAILURES, named
+from holdfast.stores.postgres.location import Location, read_location
+from holdfast.stores.relational.store import RelationalSessionStore
+
+
+class PostgresSessionStore(RelationalSessionStore):
+    """A handle on a store in a PostgreSQL database; `open` makes one."""
+
+    def __init__(self, location: Location, engine: PostgresEngine, lease_seconds: float) -> None:
+        self._location = location
+        super().__init__(engine, lease_seconds)
+
+    @classmethod
+    async def open(
+        cls,
+        url: str,
+        *,
+        create: bool = True,
+        blobs: BlobStore | None = None,
+        lease_seconds: float = LEASE_SECONDS,
+    ) -> PostgresSessionStore:
+        """Open the store that a URL names, creating what is missing of it."""
+        location = read_location(url)
+        connections = Connections(location)
+        try:
+            await asyncio.wrap_future(connections.submit(_prepare(connections, create)))
+            engine = PostgresEngine(connections, blobs)
+            store = cls(location, engine, lease_seconds)
+        except BaseException:
+            await asyncio.to_thread(connections.close)
+            raise
+        try:
+            await asyncio.to_thread(partial(engine.moved, None))  # moves are reported from here on
+            await store.repair()
+        except BaseException:
+            await store.close()
+            raise
+        return store
+
+    @property
+    def flags(self) -> StoreFlags:
+        """Return what this store is."""
+        return StoreFlags("postgres", durable=True, multi_process=True, url=self._location.shown)
+
+
+async def _prepare(connections: Connections, create: bool) -> None:
+    location = connections.location
+    try:
+        connection = await connections.connect()
+        try:
+            await prepare(connection, location, create=create)
+        finally:
+            await connection.close()
+        await connections.open()
+    except FAILURES as error:
+        raise named(error, location.shown, StoreFailed, "open the store", None) from error
