@@ -18,7 +18,7 @@ from holdfast.core.run_facts import BranchFinished, NodeFinished, RunResumed, Ru
 from holdfast.stores.memory.store import MemorySessionStore
 from holdfast.testing.driver import Driver, all_events, drive
 from holdfast.workflows.batch import Batch
-from holdfast.workflows.calls_port import LimitReached
+from holdfast.workflows.calls_port import LimitReached, PlainCalls
 from holdfast.workflows.check import check_text
 from holdfast.workflows.graph import Graph
 from holdfast.workflows.schedule import advance, cancel
@@ -96,7 +96,7 @@ def _iteration(start):
     return {name: loop.passed for name, loop in cursor.loops.items() if name in around}
 
 
-class Ledger:
+class Ledger(PlainCalls):
     """The calls of a run: people and waits are suspended at once, all others are dispatched."""
 
     def __init__(self, world, budget=None):
@@ -128,9 +128,6 @@ class Ledger:
         in_flight = call.stage == "dispatched"
         outcome = "unknown" if in_flight and call.effect == "once" else "cancelled"
         yield facts.CallResolved(call_id=call.call_id, outcome=outcome)
-
-    def commit_of(self, call_id):
-        return None
 
 
 def later(at, seconds):

@@ -8,13 +8,14 @@ from typing import Any
 
 import click
 
+from holdfast.cli import runs
 from holdfast.cli.options import Call, command
 from holdfast.core.errors import InvalidInput
 
 
 @click.group("workflow")
 def workflow_command() -> None:
-    """Check and draw workflows that are written as YAML files."""
+    """Check, draw and run workflows that are written as YAML files."""
 
 
 _Decorator = Callable[[Callable[..., int]], Callable[..., int]]
@@ -109,3 +110,6 @@ def _read(file: str) -> str:
 
 workflow_command.add_command(check_command)
 workflow_command.add_command(graph_command)
+workflow_command.add_command(runs.run_command)
+workflow_command.add_command(runs.resume_command)
+workflow_command.add_command(runs.cancel_command)

@@ -103,14 +103,17 @@ async def cancel(
     return await _put(store, state, _waiting(state, call_id, None), "cancel", None, by)
 
 
-async def expire_due(store: SessionStore) -> list[str]:
-    """Put an expiry for every wait whose deadline has passed; return the sessions it concerns."""
+async def expire_due(store: SessionStore, session: str | None = None) -> list[str]:
+    """Put an expiry for every wait whose deadline has passed; return the sessions it concerns.
+
+    With `session`, only those of that one.
+    """
     found: list[str] = []
     cursor = None
     moment = now()
     while True:
         page = await store.pending(
-            PendingFilter(), due_before=moment, limit=TICK_PAGE, cursor=cursor
+            PendingFilter(session=session), due_before=moment, limit=TICK_PAGE, cursor=cursor
         )
         for wait in page.waits:
             draft = InboxDraft(

@@ -84,6 +84,8 @@ async def is_wanted(store: SessionStore, state: State) -> bool:
 
 async def result_of(store: SessionStore, child: str, state: State) -> TurnResult | None:
     """Return what a child came to; None while it works."""
+    if state.kind == "run":
+        return await results.of_run(store, state)
     try:
         return await results.of_key(store, child, TASK_KEY)
     except InboxConsumed:
@@ -143,6 +145,7 @@ async def _resolved(
         "head": below.head,
         "task": asked["task"],
         "steps": result.steps,
+        "code": getattr(result, "code", None),
         "usage": {"input_tokens": spend.input_tokens, "output_tokens": spend.output_tokens},
         "cost": spend.usd,
     }
@@ -264,6 +267,10 @@ class Children:
         self._tasks.pop(call_id, None)
         self._changed.set()
         self._changed = asyncio.Event()
+
+    def drives(self, call_id: str) -> bool:
+        """Tell whether the child of a call is being driven here."""
+        return call_id in self._tasks
 
     @property
     def busy(self) -> bool:

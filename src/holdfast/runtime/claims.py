@@ -115,19 +115,29 @@ class Claims:
 
     def take_up(self, state: State) -> None:
         """Take up a session in the background, as far as this process can."""
-        agent = self._engine.agents.get(state.agent)
-        driven = agent is not None and not agent.external
+        driven = self._engine.drives(state.kind, state.agent)
         self.spawn(self.resume(state.session) if driven else self.admit(state.session))
 
     async def resume(self, session_id: str) -> None:
         """Take up a session in the background; what goes wrong is logged."""
         try:
+            if await self._resume_run(session_id):
+                return
             async with self.driving(session_id) as driver:
                 await driver.resume(force=False)
         except (SessionBusy, LeaseHeld):
             logger.debug("session %s is driven by someone else", session_id)
         except Exception:
             logger.warning("session %s was not recovered", session_id, exc_info=True)
+
+    async def _resume_run(self, session_id: str) -> bool:
+        """Take up a session that is a workflow run, if it is one; tell whether it is."""
+        if self._engine.runs is None or session_id in self._warm:
+            return False
+        if (await self._engine.store.load_state(session_id)).kind != "run":
+            return False
+        await self._engine.runs(session_id)
+        return True
 
     async def admit(self, session_id: str) -> None:
         """Turn what is in an inbox into facts, without the agent that drives the session."""

@@ -7,7 +7,7 @@ its log and in the driver that holds its lease.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from holdfast.core.errors import AgentMissing, InvalidSettings
@@ -50,6 +50,8 @@ class Engine:
         """What drives other sessions of this process: the children of the one at hand."""
         self.replay: SessionRecording | None = None
         """The recording that calls and clocks are taken from, where a session is replayed."""
+        self.runs: Callable[[str], Awaitable[None]] | None = None
+        """What drives workflow runs here, if anything does."""
         self._models: dict[str, Model] = {}
         for model in models:
             self.add_model(model)
@@ -73,6 +75,13 @@ class Engine:
                 f"two models have the one name {model.name!r}, by which a session finds them "
                 "again; give each its own, as in ScriptedModel(…, name=…)"
             )
+
+    def drives(self, kind: str, agent: str) -> bool:
+        """Tell whether sessions of a kind and agent can be driven here."""
+        if kind == "run":
+            return self.runs is not None
+        found = self.agents.get(agent)
+        return found is not None and not found.external
 
     def agent(self, name: str) -> Agent[Any]:
         """Return an agent by name; AgentMissing names those that are here."""

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any, ClassVar, Generic, TypeVar
 
-from holdfast.core import facts
+from holdfast.core import facts, run_facts, run_state
 from holdfast.core.errors import HoldfastError, InboxConsumed
 from holdfast.core.facts import Usage
 from holdfast.core.state import Spend, State
@@ -221,6 +221,28 @@ async def of_key(store: SessionStore, session_id: str, key: str) -> TurnResult:
             f"{session_id!r}, which has not ended: wait for it, or resume the session"
         )
     return result
+
+
+async def of_run(store: SessionStore, state: State) -> TurnResult | None:
+    """Return what a workflow run came to, for whoever called it; None while it is not settled."""
+    run = state.run
+    if run is None or run.ended is None or run.status in run_state.OPEN:
+        return ended(state)
+    (event,) = await store.read_events(state.session, after=run.ended - 1, limit=1)
+    fact = event.fact()
+    about: dict[str, Any] = {"session": state.session, "head": state.head}
+    match fact:
+        case run_facts.RunFinished():
+            item = fact.output
+            value = None if item is None else (await hydrate(store, state.session, item)).value()
+            return Final(value=value, **about)
+        case run_facts.RunFailed():
+            told: Any = {}
+            if fact.error is not None:
+                told = (await hydrate(store, state.session, fact.error)).value()
+            text = str(told.get("message") or f"the run failed at {fact.node!r}")
+            return Failed(error=text, code=fact.code or "failed", **about)
+    return Stopped(**about)
 
 
 READ = [

@@ -39,7 +39,6 @@ from holdfast.models.port import Model
 from holdfast.runtime import answers, results, schemas
 from holdfast.runtime import blueprint as blueprints
 from holdfast.runtime.agent import Agent, by_name, check_model_of
-from holdfast.runtime.blueprint import Blueprint
 from holdfast.runtime.children import OWN_KEYS, STOP_KEY
 from holdfast.runtime.claims import Claims
 from holdfast.runtime.compaction import Compaction
@@ -104,6 +103,11 @@ class Runtime(Embedding):
     def agents(self) -> Mapping[str, Agent[Any]]:
         """Return the agents that this runtime can drive, by name."""
         return self.engine.agents
+
+    @property
+    def claims(self) -> Claims:
+        """Return which sessions are driven here."""
+        return self._claims
 
     @property
     def resolved(self) -> Resolved:
@@ -434,50 +438,11 @@ class Runtime(Embedding):
             return None
 
     async def fork(
-        self,
-        session: AnySession,
-        head: str | None = None,
-        *,
-        step: int | None = None,
-        model: str | None = None,
-        agent: str | Agent[Any] | None = None,
-        session_id: str | None = None,
+        self, session: AnySession, head: str | None = None, *, session_id: str | None = None
     ) -> Session[Any]:
-        """Create a session that goes on from a head of another, by default the current one.
-
-        With `step` it goes on from right before that step was asked, its turn open: `resume`
-        drives it. `model` and `agent` are what it is driven with instead.
-        """
+        """Create a session that goes on from a head of another, by default the current one."""
         new_id = new_session_id() if session_id is None else check_id(session_id)
-        if step is not None and head is not None:
-            raise InvalidInput("a fork goes on from a head or from a step; name one of them")
-        if model is not None:
-            self.engine.model(model)
-        wanted = None if agent is None else self._agent(agent)
-
-        async def change(
-            plan: Blueprint, started: SessionStarted
-        ) -> tuple[Blueprint, SessionStarted]:
-            if wanted is not None:
-                given = plan.settings.to_record() | {"instructions": ""} | wanted.given()
-                settings = resolve(given, environment={}).settings
-                card = ""
-                if settings.harness == "code":
-                    card = (await self.engine.kernels.choose(settings.kernel, None)).card
-                plan = blueprints.draft(
-                    settings,
-                    wanted,
-                    kernel_card=card,
-                    capability=None,
-                    seed=plan.seed,
-                    store=self.store,
-                )
-                started = replace(started, agent=wanted.name, agent_version=wanted.version)
-            if model is not None:
-                plan = replace(plan, settings=replace(plan.settings, model=model))
-            return plan, started
-
-        await fork_session(self.store, id_of(session), head, new_id, step=step, change=change)
+        await fork_session(self.store, id_of(session), head, new_id, cache_id=new_id)
         return Session(self, new_id)
 
     async def state(self, session: AnySession) -> State:
@@ -513,8 +478,7 @@ class Runtime(Embedding):
             while True:
                 page = await self.store.list_sessions(due, limit=RECOVER_PAGE, cursor=cursor)
                 for info in page.sessions:
-                    agent = self.agents.get(info.agent)
-                    if agent is not None and not agent.external and not info.imported:
+                    if self.engine.drives(info.kind, info.agent) and not info.imported:
                         taken.append(info.id)
                         self._claims.spawn(self._claims.resume(info.id))
                 cursor = page.cursor

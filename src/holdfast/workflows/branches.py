@@ -31,7 +31,7 @@ from holdfast.workflows.graph import Graph
 from holdfast.workflows.model import Edge, Node
 from holdfast.workflows.plan import Plan
 from holdfast.workflows.settling import Settling, error_slot
-from holdfast.workflows.slots import is_busy
+from holdfast.workflows.slots import is_busy, is_waiting
 from holdfast.workflows.templates import fill
 from holdfast.workflows.values import Values, collected
 
@@ -94,7 +94,7 @@ class Branches:
     def _is_resting(self, cursor: Cursor) -> bool:
         """Tell whether a branch waits for someone, and so leaves its place to another."""
         call = self._batch.state.calls.get(cursor.call or "")
-        return cursor.phase == "running" and call is not None and call.stage == "suspended"
+        return cursor.phase == "running" and call is not None and is_waiting(call)
 
     # -- opening
 
@@ -163,8 +163,8 @@ class Branches:
         assert resolved is not None
         fact = self._values.fact(resolved, self._batch)
         assert isinstance(fact, CallResolved)
-        assert fact.result is not None
-        return list(self._values.value(fact.result)["chosen"])
+        node = self._graph.node(self._run.cursors[branch].node)
+        return list(self._calls.meaning(node, fact.result, self._values)[1]["chosen"])
 
     def _open_each(self, branch: str, node: Node) -> None:
         """Open the first branch of an `each`; where there is no item, it is over at once."""

@@ -11,10 +11,15 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from holdfast.core.errors import HoldfastError
-from holdfast.core.facts import Fact
+from holdfast.core.facts import CallResolved, Fact
+from holdfast.core.payloads import Slot
 from holdfast.core.state import PendingCall, State
 from holdfast.workflows.environment import Environment
 from holdfast.workflows.model import Node
+from holdfast.workflows.values import Values
+
+NO_SLOT = frozenset({"human", "wait"})
+"""Kinds that wait from the start, and so take nobody's place."""
 
 
 class LimitReached(HoldfastError):
@@ -38,6 +43,8 @@ class Start:
     call_id: str
     input: Mapping[str, Any] = field(compare=False)
     environment: Environment = field(compare=False, repr=False)
+    at: str = ""
+    failures: Mapping[str, int] = field(default_factory=dict, compare=False)  # so far, by code
     asking: str | None = None  # a person is asked about this failure instead
     error: Any = None
 
@@ -53,6 +60,41 @@ class Calls(Protocol):
         """Return the facts that settle a call which nobody waits for any more."""
         ...
 
+    def meaning(self, node: Node, result: Slot | None, values: Values) -> tuple[Slot | None, Any]:
+        """Return what a call's result means as the output of its node: the slot and the value."""
+        ...
+
+    def cause(self, node: Node, fact: CallResolved, values: Values) -> tuple[str, str, str | None]:
+        """Return why a call failed: a code, a message, and when a limit resets."""
+        ...
+
     def commit_of(self, call_id: str) -> str | None:
         """Return the commit of the workspace as a call left it, if it changed anything."""
         ...
+
+
+class PlainCalls:
+    """What holds for calls whose result is the output, and whose error says its code."""
+
+    def meaning(self, node: Node, result: Slot | None, values: Values) -> tuple[Slot | None, Any]:
+        """Return a result as it is."""
+        return result, None if result is None else values.value(result)
+
+    def cause(self, node: Node, fact: CallResolved, values: Values) -> tuple[str, str, str | None]:
+        """Return what the outcome and the error of a call say."""
+        said = values.value(fact.error) if fact.error is not None else {}
+        known = said if isinstance(said, Mapping) else {"message": str(said)}
+        by_outcome = {
+            "denied": "denied",
+            "cancelled": "cancelled",
+            "unknown": "unknown_outcome",
+            "expired": "expired" if node.kind in NO_SLOT else "timeout",
+        }
+        code = by_outcome.get(fact.outcome) or str(known.get("code") or "tool_error")
+        message = str(known.get("message") or f"{node.id} ended as {fact.outcome}")
+        until = known.get("until")
+        return code, message, until if isinstance(until, str) else None
+
+    def commit_of(self, call_id: str) -> str | None:
+        """Return nothing: no files are kept."""
+        return None

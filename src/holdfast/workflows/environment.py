@@ -95,7 +95,9 @@ class Environment(Mapping[str, Any]):
         return {} if fact.vars is None else self._values.value(fact.vars)
 
     def _run(self) -> Any:
-        return {"id": self._batch.state.session, "workflow": self._batch.run.workflow}
+        run = self._batch.run
+        place = None if run.workspace is None else run.workspace.path
+        return {"id": self._batch.state.session, "workflow": run.workflow, "workspace": place}
 
     def _outputs(self) -> Any:
         return Lazy(self._graph.nodes, self.output)

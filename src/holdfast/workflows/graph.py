@@ -179,7 +179,7 @@ class Graph:
     def _reaching(self, name: str, stop: str) -> int:
         """Return the nodes from which a node is reached without passing another."""
         found = self._bit[name] | self._bit[stop]
-        todo = [name]
+        todo = [name] if name != stop else []  # one that leads back to itself repeats itself alone
         while todo:
             for one in self.backward[todo.pop()]:
                 if not found & self._bit[one]:

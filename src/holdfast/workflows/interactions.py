@@ -74,7 +74,10 @@ async def _of(
                 requested[fact.call_id] = fact
                 if fact.child is not None and node is None:
                     children.append((node_of(fact.call_id), fact.child))
-            case CallSuspended() if fact.kind in _ASKS and fact.call_id in requested:
+            # What an agent asks stands in its own log; its call here only waits along.
+            case CallSuspended() if (
+                fact.kind in _ASKS and fact.on is None and fact.call_id in requested
+            ):
                 asked = requested[fact.call_id]
                 found[fact.call_id] = Interaction(
                     id=fact.call_id,

@@ -115,7 +115,7 @@ class Node:
     many: bool = False
     deadline_ms: int | None = None
     on_expiry: Any = None
-    effect: str = "once"
+    effect: str | None = None  # by default that of the tool; of a program, `once`
     as_name: str | None = None
     key: str | None = None
     parallel: int | None = None
@@ -251,7 +251,7 @@ class _Document:
             "many": node.many or None,
             "deadline": _duration(node.deadline_ms),
             "on_expiry": node.on_expiry,
-            "effect": node.effect if node.effect != "once" else None,
+            "effect": node.effect,
             "as": node.as_name,
             "key": node.key,
             "parallel": node.parallel,
@@ -261,7 +261,8 @@ class _Document:
             "signal": node.signal,
             "code": node.code,
         }
-        return {node.kind: node.subject} | _kept(rest)
+        subject = _duration(node.subject) if node.kind == "wait" else node.subject
+        return {node.kind: subject} | _kept(rest)
 
 
 def schema_document(schema: Schema) -> Any:

@@ -390,8 +390,7 @@ class _Reader:
             "many": many is True,
             "deadline_ms": self._duration(data.get("deadline"), (*path, "deadline"), subject),
             "on_expiry": data.get("on_expiry"),
-            "effect": self._choice(data.get("effect", "once"), (*path, "effect"), subject, EFFECTS)
-            or "once",
+            "effect": self._choice(data.get("effect"), (*path, "effect"), subject, EFFECTS),
             "as_name": as_name,
             "key": text("key"),
             "parallel": parallel,

@@ -34,6 +34,18 @@ DEFAULTS: Mapping[str, Retry] = {
 }
 """The causes that the engine itself tells apart; tools may have others, which fail at once."""
 
+MODEL_CAUSES: Mapping[str, str] = {
+    "rate_limited": "rate_limited",
+    "overloaded": "overloaded",
+    "server_error": "overloaded",
+    "unreachable": "network",
+    "connection_dropped": "network",
+    "model_timeout": "timeout",
+    "context_too_long": "context_length",
+    "invalid_output": "schema_invalid",
+}
+"""What the failure of a session means for the node that it works for, by the error's code."""
+
 TRANSIENT = frozenset({"rate_limited", "overloaded", "network"})
 """Causes after which a run may be resumed without anyone asking, a few times."""
 

@@ -21,7 +21,7 @@ from holdfast.workflows.calls_port import Calls
 from holdfast.workflows.graph import Graph
 from holdfast.workflows.plan import Plan
 from holdfast.workflows.settling import Settling
-from holdfast.workflows.slots import Slots, is_busy
+from holdfast.workflows.slots import Slots, is_busy, is_waiting
 from holdfast.workflows.values import Values
 
 MAX_FACTS = 400
@@ -173,7 +173,7 @@ class _Scheduler:
 
     def _in_flight(self) -> Iterator[str]:
         for call in self._batch.state.calls.values():
-            if call.stage != "suspended":
+            if not is_waiting(call):
                 yield call.call_id
 
     def _stop(self) -> None:
@@ -201,13 +201,22 @@ class _Scheduler:
             return
         until = self._next_attempt()
         waiting = sorted(self._batch.state.calls)
-        if not waiting and until is not None and self._is_soon(until):
-            self._plan.wake = until
+        due = min(filter(None, (until, self._next_deadline())), default=None)
+        if due is not None and self._is_soon(due):
+            self._plan.wake = due
             return
         if not waiting and until is None:
             raise AssertionError(f"nothing can move, and nothing is waited for: {self._run}")
         reason: Any = "people" if waiting else "time"
         self._batch.add(RunPaused(reason=reason, calls=waiting, until=until))
+
+    def _next_deadline(self) -> str | None:
+        """Return when the next wait for a time is over; those for people are not waited for."""
+        calls = self._batch.state.calls.values()
+        return min(
+            (one.deadline for one in calls if one.waits_for == "time" and one.deadline),
+            default=None,
+        )
 
     def _next_attempt(self) -> str | None:
         times = [

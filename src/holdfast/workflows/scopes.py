@@ -43,7 +43,7 @@ FAILED = ObjectOf(
         "message": Field(STRING),
     }
 )
-RUN = ObjectOf({"id": Field(STRING), "workflow": Field(STRING)})
+RUN = {"id": Field(STRING), "workflow": Field(STRING)}
 
 
 class Scopes:
@@ -168,7 +168,7 @@ class Scopes:
         names: dict[str, Schema] = {
             "vars": ObjectOf({name: Field(one.schema) for name, one in flow.vars.items()}),
             "outputs": self._visible(node, after=after),
-            "run": RUN,
+            "run": self._run(),
         }
         published = {one.publish: one.id for one in self.graph.nodes.values() if one.publish}
         if published:
@@ -185,6 +185,12 @@ class Scopes:
             if scope.as_name is not None:
                 names[scope.as_name] = self._item(scope)
         return names
+
+    def _run(self) -> ObjectOf:
+        """Return what is known of the run itself; its folder, where it has one."""
+        if self.graph.workflow.workspace.kind == "none":
+            return ObjectOf(RUN)
+        return ObjectOf({**RUN, "workspace": Field(STRING)})
 
     def _around(self, node: Node) -> list[Node]:
         found: list[Node] = []

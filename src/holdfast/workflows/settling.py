@@ -20,7 +20,7 @@ from holdfast.core.run_facts import (
 )
 from holdfast.core.run_state import Cursor, RunState
 from holdfast.workflows.batch import Batch
-from holdfast.workflows.calls_port import Calls, LimitReached, Start
+from holdfast.workflows.calls_port import NO_SLOT, Calls, LimitReached, Start
 from holdfast.workflows.edges import Edges, NoEdge
 from holdfast.workflows.environment import Environment, Given
 from holdfast.workflows.evaluation import evaluate
@@ -33,9 +33,6 @@ from holdfast.workflows.schemas import ANY, Choice, Field, ListOf, ObjectOf, Sch
 from holdfast.workflows.scopes import ANSWER, PROGRAM, VERDICT
 from holdfast.workflows.templates import fill, render_text
 from holdfast.workflows.values import Values
-
-NO_SLOT = frozenset({"human", "wait"})
-"""Kinds that wait from the start, and so take nobody's place."""
 
 WARN_AT = 0.8
 
@@ -161,8 +158,10 @@ class Settling:
             call_id,
             given,
             self.environment(branch).having(input=given),
-            cursor.asking,
-            error,
+            at=self._batch.at,
+            failures=cursor.attempts,
+            asking=cursor.asking,
+            error=error,
         )
         self._batch.add(*self._calls.request(self._batch.state, start))
         self._plan.starts.append(start)
@@ -256,29 +255,16 @@ class Settling:
         if cursor.asking is not None:
             self._decided(branch, node, fact)
         elif fact.outcome == "ok" or self._ends_well(node, fact):
-            self._accept(branch, node, fact.result)
+            self._accept(branch, node, *self._calls.meaning(node, fact.result, self._values))
         else:
-            code, error = self._cause(node, fact)
-            self.failure(branch, code, error)
+            code, message, until = self._calls.cause(node, fact, self._values)
+            self.failure(branch, code, error_slot(code, message, until))
 
     def _ends_well(self, node: Node, fact: facts.CallResolved) -> bool:
         if fact.outcome != "expired":
             return False
         # The deadline of a wait is what it waits for; that of a form may bring an answer.
         return fact.result is not None or (node.kind == "wait" and node.signal is None)
-
-    def _cause(self, node: Node, fact: facts.CallResolved) -> tuple[str, Slot]:
-        said = self._values.value(fact.error) if fact.error is not None else {}
-        known = said if isinstance(said, Mapping) else {"message": str(said)}
-        by_outcome = {
-            "denied": "denied",
-            "cancelled": "cancelled",
-            "unknown": "unknown_outcome",
-            "expired": "expired" if node.kind in NO_SLOT else "timeout",
-        }
-        code = by_outcome.get(fact.outcome) or str(known.get("code") or "tool_error")
-        message = str(known.get("message") or f"{node.id} ended as {fact.outcome}")
-        return code, error_slot(code, message, known.get("until"))
 
     def _decided(self, branch: str, node: Node, fact: facts.CallResolved) -> None:
         """Do what a person said about a failure: try again, take a value, or fail."""
@@ -289,13 +275,13 @@ class Settling:
         if fact.outcome == "ok" and action == "retry":
             self._retry(branch, cursor.asking, None, None)
         elif fact.outcome == "ok" and action == "replace":
-            self._accept(branch, node, slot(answer.get("value"), "output"))
+            value = answer.get("value")
+            self._accept(branch, node, slot(value, "output"), value)
         else:
             message = f"{node.id} failed ({cursor.asking}), and nobody wanted to go on"
             self.failure(branch, cursor.asking, error_slot(cursor.asking, message), final=True)
 
-    def _accept(self, branch: str, node: Node, result: Slot | None) -> None:
-        value = None if result is None else self._values.value(result)
+    def _accept(self, branch: str, node: Node, result: Slot | None, value: Any) -> None:
         problem = self._problem(node, value)
         if problem is not None:
             self.failure(branch, "schema_invalid", error_slot("schema_invalid", problem))
@@ -309,7 +295,8 @@ class Settling:
         schema = self.expected(node)
         return None if schema is None else next(schema.problems(value), None)
 
-    def expected(self, node: Node) -> Schema | None:
+    @staticmethod
+    def expected(node: Node) -> Schema | None:
         """Return what the output of a node must be."""
         if node.asks:
             targets = Choice(tuple(edge.to for edge in node.next if edge.on == "ok"))

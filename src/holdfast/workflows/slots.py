@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from holdfast.core.run_state import Cursor
-from holdfast.core.state import State
+from holdfast.core.state import PendingCall, State
 from holdfast.workflows.graph import Graph
 
 
@@ -19,7 +19,12 @@ def is_busy(state: State, cursor: Cursor) -> bool:
     if cursor.phase != "running" or cursor.call is None:
         return False
     call = state.calls.get(cursor.call)
-    return call is not None and call.stage != "suspended"
+    return call is not None and not is_waiting(call)
+
+
+def is_waiting(call: PendingCall) -> bool:
+    """Tell whether a call waits for someone; one that a child carries out is at work."""
+    return call.stage == "suspended" and call.waits_for != "child"
 
 
 class Slots:

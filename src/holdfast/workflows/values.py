@@ -35,11 +35,13 @@ class ValuesMissing(Exception):
         events: Iterable[int] = (),
         payloads: Iterable[Slot] = (),
         fork: tuple[int, int] | None = None,
+        foreign: tuple[str, str] | None = None,
     ) -> None:
         super().__init__("values are to be loaded")
         self.events = tuple(events)
         self.payloads = tuple(payloads)
         self.fork = fork  # the execution, and the event after which its branches ended
+        self.foreign = foreign  # a session, and the id of its final value
 
 
 class Values:
@@ -50,6 +52,17 @@ class Values:
         self._payloads: dict[str, bytes] = {}
         self._decoded: dict[tuple[str, str], Any] = {}
         self._ended: dict[int, list[tuple[int, BranchFinished]]] = {}
+        self._foreign: dict[str, Slot] = {}
+
+    def learn_foreign(self, item: Slot) -> None:
+        """Take in a value of another session, with its bytes."""
+        self._foreign[item.id] = item
+
+    def foreign(self, session: str, payload: str) -> Slot:
+        """Return a value of another session, with its bytes."""
+        if payload not in self._foreign:
+            raise ValuesMissing(foreign=(session, payload))
+        return self._foreign[payload]
 
     def learn(self, seq: int, fact: Fact) -> None:
         """Take in a fact of the log."""

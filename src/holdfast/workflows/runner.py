@@ -1,0 +1,478 @@
+"""The runner: one driver's life with a run, from its lease to its pause or end.
+
+It appends what the scheduler says, carries calls out, takes in what arrives, and schedules again.
+Everything it knows stands in the log: another process that takes the lease goes on from there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine, Mapping
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from holdfast.core import messages
+from holdfast.core.events import now
+from holdfast.core.facts import (
+    CallDispatched,
+    CallRequested,
+    CallResolved,
+    CallSuspended,
+    Fact,
+    SessionRevived,
+    SessionStopRequested,
+)
+from holdfast.core.payloads import Slot, slot
+from holdfast.core.run_facts import (
+    RunCancelled,
+    RunChanged,
+    RunFailed,
+    RunFinished,
+    RunInterrupted,
+    RunResumed,
+    RunStarted,
+)
+from holdfast.core.run_state import INTERRUPTED, OPEN, PAUSED, RUNNING, RunState
+from holdfast.core.state import PendingCall, State
+from holdfast.runtime import answers, inbox
+from holdfast.runtime.children import TASK_KEY, Children, is_wanted, report, requested
+from holdfast.runtime.driver import Driver, Work
+from holdfast.runtime.engine import Engine
+from holdfast.runtime.inbox import InboxRest
+from holdfast.runtime.shielding import ended, shielded
+from holdfast.runtime.tools import CallContext
+from holdfast.stores.port import InboxDraft, InboxItem
+from holdfast.workflows import files
+from holdfast.workflows.batch import Batch
+from holdfast.workflows.carrying import carry_out
+from holdfast.workflows.environment import Environment
+from holdfast.workflows.graph import Graph
+from holdfast.workflows.loading import load
+from holdfast.workflows.model import Node, Workflow
+from holdfast.workflows.nodes import AgentPlan, NodeCalls, is_child, plan_agent
+from holdfast.workflows.plan import Plan
+from holdfast.workflows.reading import read_document
+from holdfast.workflows.registry import Registry
+from holdfast.workflows.schedule import advance
+from holdfast.workflows.slots import is_waiting
+from holdfast.workflows.templates import render_text
+from holdfast.workflows.values import Values, ValuesMissing
+
+logger = logging.getLogger("holdfast.workflows")
+
+ENDS = (RunFinished, RunFailed, RunCancelled)
+
+
+def task_draft(task: Any, inputs: Mapping[str, Any], output: Any) -> InboxDraft:
+    """Return what a child is given to do: a message, or, of a run, how it is launched."""
+    if isinstance(task, Mapping):
+        return InboxDraft(
+            key=TASK_KEY, kind="message", content=slot({"launch": dict(task)}, "input")
+        )
+    return Work(messages.user(str(task)), dict(inputs)).draft(TASK_KEY)
+
+
+class Runner:
+    """The driver of one run."""
+
+    def __init__(self, engine: Engine, driver: Driver, registry: Registry, place: Path) -> None:
+        self._engine = engine
+        self._driver = driver
+        self._journal = driver.journal
+        self._registry = registry
+        self._place = place
+        self._values = Values()
+        self._tasks: dict[str, asyncio.Task[CallResolved]] = {}
+        self._graph: Graph | None = None
+        self._calls: NodeCalls | None = None
+        assert engine.driving is not None
+        self._children = Children(
+            log=self._journal,
+            driving=engine.driving,
+            message=task_draft,
+            admit=lambda: inbox.admit(self._journal),
+            gate=asyncio.Semaphore(engine.resolved.settings.child_concurrency),
+        )
+
+    @property
+    def state(self) -> State:
+        """Return where the log stands."""
+        return self._journal.state
+
+    @property
+    def _run(self) -> RunState:
+        assert self.state.run is not None
+        return self.state.run
+
+    # -- the life of a driver
+
+    async def drive(
+        self, resume: RunResumed | None = None, change: RunChanged | None = None
+    ) -> None:
+        """Drive the run until it settles, or nothing can move before someone acts."""
+        await answers.expire_due(self._engine.store, self._journal.session)
+        left = await inbox.admit(self._journal)
+        if self.state.run is None and not await self._launch(left):
+            return
+        if not await is_wanted(self._engine.store, self.state):
+            await self._stop(None)
+        elif left.stop is not None:
+            await self._stop(left.stop)
+        if not await self._take_up(resume, change):
+            return
+        await self._prepare()
+        try:
+            await self._loop()
+        except asyncio.CancelledError:
+            await shielded(self._interrupted())
+            raise
+        finally:
+            for task in list(self._tasks.values()):
+                await ended(task)
+
+    async def _launch(self, left: InboxRest) -> bool:
+        """Begin the run with what it was launched with; tell whether there was something."""
+        item = next((one for one in left.messages if one.key == TASK_KEY), None)
+        if item is None or item.content is None:
+            return False
+        content: Any = await self._journal.value(item.content)
+        launch = content["launch"]
+        flow = read_document(launch["workflow"])
+        model = slot(launch["workflow"], "settings")
+        started = RunStarted(
+            workflow=flow.name,
+            workflow_hash=model.id,
+            start=flow.start,
+            source=None if launch.get("source") is None else slot(launch["source"], "settings"),
+            place=launch.get("place"),
+            model=model,
+            inputs={name: slot(value, "input") for name, value in launch["vars"].items()},
+            vars=slot(resolve_vars(flow, launch["vars"]), "input"),
+            options=slot({"budget": launch.get("budget") or {}}, "settings"),
+            by=launch.get("by"),
+        )
+        facts: list[Fact] = [inbox.admitted(item), started]
+        if flow.workspace.kind != "none":
+            at = Path(launch.get("folder") or ".")
+            facts.append(await files.open(flow.workspace, self._journal.session, self._place, at))
+        await self._journal.append(lambda _: facts, consumes=[item.key])
+        return True
+
+    async def _take_up(self, resume: RunResumed | None, change: RunChanged | None) -> bool:
+        """Record that the run goes on, where it stood still; tell whether it does."""
+        run = self._run
+        if run.status not in OPEN and resume is None:
+            return False
+        facts: list[Fact] = [] if change is None else [change]
+        due = run.until is not None and run.until <= now()
+        if run.status == RUNNING:
+            # The process that drove it is gone, or this is its first drive.
+            if self.state.seq > run.started + 1:
+                facts.append(SessionRevived(owner=self._journal.lease.owner, found="run"))
+                await files.restore(self._run.workspace)
+        elif run.status == INTERRUPTED or resume is not None or (run.status == PAUSED and due):
+            facts.append(resume or RunResumed())
+            await files.restore(self._run.workspace)
+        if facts:
+            await self._journal.append(lambda _: facts)
+        return True
+
+    async def _prepare(self) -> None:
+        """Read the workflow in force, and make ready what its nodes are carried out with."""
+        flow, options = await self._workflow()
+        self._graph = Graph(flow)
+        folder = None if self._run.workspace is None else self._run.workspace.path
+        plans: dict[str, AgentPlan] = {}
+        for node in flow.nodes.values():
+            if is_child(node) and node.kind != "workflow":
+                plans[node.id] = await plan_agent(self._engine, node, folder)
+        self._calls = NodeCalls(
+            workflow=flow,
+            settings=replace(self._engine.resolved.settings, **_limits(flow, options)),
+            registry=self._registry,
+            plans=plans,
+        )
+
+    async def _workflow(self) -> tuple[Workflow, Mapping[str, Any]]:
+        run = self._run
+        started = await self._fact(run.started)
+        assert isinstance(started, RunStarted)
+        source: Slot | None = started.model
+        if run.model != run.started:
+            changed = await self._fact(run.model)
+            assert isinstance(changed, RunChanged)
+            source = changed.model
+        assert source is not None
+        document: Any = await self._journal.value(source)
+        options: Any = {}
+        if started.options is not None:
+            options = await self._journal.value(started.options)
+        return read_document(document), options
+
+    async def _fact(self, seq: int) -> Fact:
+        (event,) = await self._engine.store.read_events(
+            self._journal.session, after=seq - 1, limit=1
+        )
+        return event.fact()
+
+    # -- the loop
+
+    async def _loop(self) -> None:
+        await self._recover()
+        self._children.take_up()
+        finished: list[CallResolved] = []
+        while True:
+            plan = await self._step(finished)
+            finished = []
+            if self._run.status not in (RUNNING, PAUSED):
+                return
+            if plan.more:
+                continue
+            if await self._mark_waiting_children():
+                continue
+            if self._run.status == PAUSED and not self._tasks and not self._children.busy:
+                if not await self._arrived():
+                    return
+                continue
+            finished = await self._wait(plan)
+
+    async def _step(self, finished: list[CallResolved]) -> Plan:
+        """Schedule once: append what follows, and begin what it says."""
+        calls, graph = self._calls, self._graph
+        assert calls is not None
+        assert graph is not None
+        calls.commits |= await files.commit(graph, self.state, finished, calls.commits)
+        plan = await self._plan(finished)
+        if plan.facts:
+            await self._append(plan, calls)
+        for call_id in plan.cancelled:
+            task = self._tasks.pop(call_id, None)
+            if task is not None:
+                await ended(task)
+        for start in plan.starts:
+            call = self.state.calls.get(start.call_id)
+            if call is not None and call.stage == "dispatched":
+                self._begin(call, start.node, dict(start.input), self._words(start))
+        if any(is_child(start.node) for start in plan.starts):
+            self._children.take_up()
+        return plan
+
+    async def _append(self, plan: Plan, calls: NodeCalls) -> None:
+        """Append a batch; one that finishes the run also says what became of its files."""
+        facts = plan.facts
+        given: dict[str, Any] = {"payloads": [*plan.payloads, *calls.payloads]}
+        if isinstance(facts[-1], RunFinished) and self._run.workspace is not None:
+            # The last commit is on record before a branch is made of it: a kill in between
+            # leaves one branch.
+            ahead = files.before_the_end(facts)
+            if ahead:
+                await self._written(ahead, **given)
+            facts = facts[len(ahead) :]
+            merge = calls.workflow.workspace.merge
+            told = await files.finalise(self._run.workspace, self._journal.session, merge)
+            facts = [*facts[:-1], told, facts[-1]]
+        posts = list(calls.posts)
+        if isinstance(facts[-1], ENDS):
+            posts += report(self.state)
+        await self._written(facts, head=plan.head, posts=posts, **given)
+
+    async def _written(self, facts: list[Fact], **given: Any) -> None:
+        after = self.state.seq
+        await self._journal.append(lambda _: facts, **given)
+        self._values.learn_batch(after, facts)
+
+    def _words(self, start: Any) -> list[str]:
+        if start.node.kind != "run":
+            return []
+        return [render_text(str(word), start.environment) for word in start.node.subject]
+
+    async def _plan(self, finished: list[CallResolved]) -> Plan:
+        assert self._graph is not None
+        assert self._calls is not None
+        while True:
+            batch = Batch(self.state, now())
+            self._calls.begin()
+            batch.add(*(fact for fact in finished if fact.call_id in self.state.calls))
+            try:
+                return advance(batch, self._graph, self._values, self._calls)
+            except ValuesMissing as missing:
+                await self._load(missing)
+
+    async def _load(self, missing: ValuesMissing) -> None:
+        """Bring what scheduling needs of the log, and what it will need next."""
+        await load(self._engine.store, self._values, self._journal.session, self._run, missing)
+
+    # -- calls
+
+    def _begin(
+        self, call: PendingCall, node: Node, arguments: dict[str, Any], words: list[str]
+    ) -> None:
+        context = CallContext(
+            call_id=call.call_id,
+            session=self._journal.session,
+            epoch=self._journal.lease.epoch,
+            tenant=self.state.tenant,
+            deadline=None if call.deadline is None else datetime.fromisoformat(call.deadline),
+        )
+        folder = None if self._run.workspace is None else self._run.workspace.path
+        work = self._fenced(carry_out(node, self._registry, context, arguments, words, folder))
+        self._tasks[call.call_id] = asyncio.ensure_future(work)
+
+    async def _fenced(self, work: Coroutine[Any, Any, CallResolved]) -> CallResolved:
+        """Look at the lease right before an effect: fencing protects the log, not the world."""
+        try:
+            await self._engine.store.renew(self._journal.lease)
+        except BaseException:
+            work.close()
+            raise
+        return await work
+
+    async def _recover(self) -> None:
+        """Go on with calls that an earlier driver began, as far as they may be repeated."""
+        lost: list[Fact] = []
+        again: list[tuple[PendingCall, str]] = []
+        for branch, cursor in self._run.cursors.items():
+            call = self.state.calls.get(cursor.call or "")
+            if call is None or call.executor != "server" or call.kind == "child":
+                continue
+            if call.stage == "dispatched" and call.effect == "once":
+                lost.append(CallResolved(call_id=call.call_id, outcome="unknown"))
+            elif call.stage in ("dispatched", "approved", "requested"):
+                again.append((call, branch))
+        waiting = [CallDispatched(calls=[call.call_id for call, _ in again])] if again else []
+        if lost or waiting:
+            await self._journal.append(lambda _: [*lost, *waiting])
+        for call, branch in again:
+            await self._begin_again(call, branch)
+
+    async def _begin_again(self, call: PendingCall, branch: str) -> None:
+        assert self._graph is not None
+        node = self._graph.node(self._run.cursors[branch].node)
+        arguments: Any = await self._arguments(call)
+        while True:
+            environment = Environment(Batch(self.state, now()), self._graph, self._values, branch)
+            try:
+                given = environment.received(node)
+                words: list[str] = []
+                if node.kind == "run":
+                    around = environment.having(input=given)
+                    words = [render_text(str(word), around) for word in node.subject]
+                break
+            except ValuesMissing as missing:
+                await self._load(missing)
+        self._begin(call, node, dict(arguments), words)
+
+    async def _arguments(self, call: PendingCall) -> Any:
+        """Return the arguments of a call; those that a person edited, where someone did."""
+        request: CallRequested = await requested(self._engine.store, self._journal.session, call)
+        return await self._journal.value(request.arguments)
+
+    async def _approved(self) -> None:
+        """Begin the calls that people let go ahead."""
+        ready = [
+            (call, branch)
+            for branch, cursor in self._run.cursors.items()
+            if (call := self.state.calls.get(cursor.call or "")) is not None
+            and call.stage == "approved"
+            and call.call_id not in self._tasks
+        ]
+        if not ready:
+            return
+        ids = [call.call_id for call, _ in ready]
+        await self._journal.append(lambda _: [CallDispatched(calls=ids)])
+        for call, branch in ready:
+            await self._begin_again(self.state.calls[call.call_id], branch)
+
+    async def _mark_waiting_children(self) -> bool:
+        """Say of calls whose session waits for a person that they wait too; tell if there are."""
+        waits: list[CallSuspended] = []
+        for call in self.state.calls.values():
+            if call.kind != "child" or is_waiting(call) or call.child is None:
+                continue
+            if self._children.drives(call.call_id):
+                continue
+            below = await self._engine.store.load_state(call.child)
+            if below.status == "suspended" and below.calls:
+                on = f"{call.child}/{next(iter(below.calls))}"
+                waits.append(
+                    CallSuspended(call_id=call.call_id, wait=call.wait + 1, kind="question", on=on)
+                )
+        if waits:
+            await self._journal.append(lambda _: waits)
+        return bool(waits)
+
+    # -- waiting
+
+    async def _arrived(self) -> bool:
+        """Take in what has arrived in the inbox; tell whether the run can go on."""
+        before = self.state.seq
+        left = await inbox.admit(self._journal)
+        if left.stop is not None:
+            await self._stop(left.stop)
+        await self._approved()
+        return self.state.seq > before
+
+    async def _stop(self, item: InboxItem | None) -> None:
+        """Record that someone wants the run to end; scheduling settles it."""
+        admitted: list[Fact] = [] if item is None else [inbox.admitted(item)]
+        keys = [] if item is None else [item.key]
+        if self.state.run is not None and self._run.status in OPEN:
+            request = SessionStopRequested(by=None if item is None else item.by)
+            await self._journal.append(lambda _: [*admitted, request], consumes=keys)
+        elif self.state.run is not None and self._run.status == "failed_resumable":
+            await self._journal.append(lambda _: [*admitted, RunCancelled()], consumes=keys)
+        elif admitted:
+            await self._journal.append(lambda _: admitted, consumes=keys)
+
+    async def _wait(self, plan: Plan) -> list[CallResolved]:
+        """Wait until something ends or arrives; return the outcomes of what ended here."""
+        watched = self._driver.watched
+        waits: set[asyncio.Future[Any]] = {
+            asyncio.ensure_future(watched.arrived.wait()),
+            asyncio.ensure_future(self._children.changed()),
+        }
+        seconds = None
+        if plan.wake is not None:
+            due = datetime.fromisoformat(plan.wake) - datetime.fromisoformat(now())
+            seconds = max(0.0, due.total_seconds())
+        try:
+            await asyncio.wait(
+                {*waits, *self._tasks.values()},
+                timeout=seconds,
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+        finally:
+            for wait in waits:
+                wait.cancel()
+        if plan.wake is not None and plan.wake <= now():
+            await answers.expire_due(self._engine.store, self._journal.session)
+            watched.arrived.set()
+        if watched.arrived.is_set():
+            watched.arrived.clear()
+            await self._arrived()
+        over = [call_id for call_id, task in self._tasks.items() if task.done()]
+        return [self._tasks.pop(call_id).result() for call_id in over]
+
+    async def _interrupted(self) -> None:
+        """Record that driving was broken off on purpose; another driver goes on."""
+        for task in list(self._tasks.values()):
+            await ended(task)
+        if self.state.run is not None and self._run.status == RUNNING:
+            await self._journal.append(lambda _: [RunInterrupted(reason="broken off")])
+
+
+def resolve_vars(flow: Workflow, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the variables of a run: those given, else their defaults."""
+    return {name: given.get(name, one.default) for name, one in flow.vars.items()}
+
+
+def _limits(flow: Workflow, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the limits of a run as settings, from its budget and from what it was granted."""
+    wanted = {**flow.budget, **(options.get("budget") or {})}
+    limits: dict[str, Any] = {"max_usd": str(wanted.get("usd", "")), "max_calls": 0}
+    limits["max_tokens"] = int(wanted.get("tokens", 0))
+    limits["max_seconds"] = int(wanted.get("seconds", 0))
+    return limits

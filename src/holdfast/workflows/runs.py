@@ -1,0 +1,448 @@
+"""Runs: workflows that are started, driven, answered, resumed, cancelled and read on any store.
+
+A run is a session, so everything that sessions have serves it. Reading needs neither the workflow
+nor its agents; driving needs what the workflow names.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from holdfast.core.errors import Conflict, InvalidInput, LeaseHeld, NotFound, SessionBusy
+from holdfast.core.events import Event, now
+from holdfast.core.facts import SessionStarted
+from holdfast.core.ids import check_id, friendly_name, new_session_id
+from holdfast.core.payloads import slot
+from holdfast.core.run_facts import RunChanged, RunFailed, RunFinished, RunResumed, RunStarted
+from holdfast.core.run_state import FAILED, FINISHED, OPEN, PAUSED, RunState
+from holdfast.core.run_state import due as due_at
+from holdfast.core.state import State
+from holdfast.runtime.children import STOP_KEY, TASK_KEY
+from holdfast.runtime.runtime import Runtime
+from holdfast.stores.port import InboxDraft, SessionFilter, SessionStore
+from holdfast.views.values import read_value
+from holdfast.workflows import artifacts as artifact_views
+from holdfast.workflows.artifacts import Artifact
+from holdfast.workflows.builder import Workflow as Builder
+from holdfast.workflows.changes import Change, changes_between, check_compatible
+from holdfast.workflows.check import require_sound
+from holdfast.workflows.interactions import Interaction, interactions
+from holdfast.workflows.model import Workflow
+from holdfast.workflows.problems import InvalidWorkflow
+from holdfast.workflows.reading import load, read_document, read_text
+from holdfast.workflows.registry import Registry
+from holdfast.workflows.runner import Runner
+
+logger = logging.getLogger("holdfast.workflows")
+
+AGENT = "workflow"
+"""The name under which runs stand in listings."""
+PAGE_EVENTS = 500
+
+
+class RunNotFound(NotFound):
+    """No run has this id."""
+
+
+class WorkflowChanged(Conflict):
+    """The workflow of a run is not what it was when the run began; `changes` says what differs."""
+
+    def __init__(self, message: str | None = None, changes: tuple[Change, ...] = ()) -> None:
+        super().__init__(message)
+        self.changes = changes
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """What a run has come to, or what it waits for."""
+
+    run: str
+    status: str
+    output: Any = None
+    code: str | None = None
+    error: str | None = None
+    node: str | None = None
+    waiting: tuple[str, ...] = ()
+    until: str | None = None
+    executions: int = 0
+
+    @property
+    def next_to_act(self) -> str:
+        """Return who has to act next."""
+        if self.status == PAUSED:
+            return "people" if self.waiting else "nobody: it goes on by itself"
+        return {
+            "running": "nobody: it is at work",
+            "interrupted": "whoever resumes it",
+            "failed_resumable": "whoever resumes it",
+            "cancelled": "whoever resumes it",
+        }.get(self.status, "nobody: it is over")
+
+
+@dataclass(frozen=True, slots=True)
+class RunInfo:
+    """One run of a listing."""
+
+    id: str
+    name: str
+    workflow: str
+    status: str
+    created_at: str
+    updated_at: str
+
+
+class Runs:
+    """The runs of one runtime."""
+
+    def __init__(
+        self, runtime: Runtime, registry: Registry | None = None, *, place: Path | None = None
+    ) -> None:
+        self._runtime = runtime
+        self._engine = runtime.engine
+        self._store = runtime.store
+        self._registry = registry or Registry()
+        self._place = place or Path(".holdfast") / "worktrees"
+        self._engine.runs = self.take_up
+
+    @property
+    def store(self) -> SessionStore:
+        """Return the store that the runs are in."""
+        return self._store
+
+    # -- starting
+
+    async def create(
+        self,
+        workflow: Workflow | Builder | str | Path,
+        variables: Mapping[str, Any] | None = None,
+        *,
+        run_id: str | None = None,
+        budget: Mapping[str, Any] | None = None,
+        folder: Path | None = None,
+        by: str | None = None,
+    ) -> str:
+        """Create a run, checked before anything is paid; return its id. It is driven by `drive`."""
+        flow = _model(workflow)
+        self._require_sound(flow)
+        given = self._checked(flow, dict(variables or {}))
+        run = new_session_id() if run_id is None else check_id(run_id)
+        launch = {
+            "workflow": flow.document(),
+            "source": flow.source,
+            "place": _absolute(flow.file) if flow.file else None,
+            "vars": given,
+            "budget": dict(budget or {}),
+            "folder": _absolute(folder or ""),
+            "by": by,
+        }
+        started = SessionStarted(
+            tenant=self._store.tenant,
+            kind="run",
+            agent=AGENT,
+            labels={"workflow": flow.name},
+        )
+        await self._store.create_session(run, started)
+        await self._store.put_inbox(
+            run, InboxDraft(key=TASK_KEY, kind="message", content=slot({"launch": launch}, "input"))
+        )
+        return run
+
+    def _require_sound(self, flow: Workflow) -> None:
+        """Refuse a workflow that cannot be run here, or that calls one which cannot."""
+        known = self._registry.known(self._engine.agents)
+        todo, seen = [flow], {flow.name}
+        while todo:
+            one = todo.pop()
+            require_sound(one, known)
+            for node in one.nodes.values():
+                if node.kind == "workflow" and node.subject not in seen:
+                    seen.add(str(node.subject))
+                    todo.append(self._registry.workflows[str(node.subject)])
+
+    def _checked(self, flow: Workflow, given: dict[str, Any]) -> dict[str, Any]:
+        unknown = sorted(given.keys() - flow.vars.keys())
+        if unknown:
+            known = ", ".join(flow.vars) or "none"
+            raise InvalidInput(f"{flow.name!r} has no variable {unknown[0]!r}; it has: {known}")
+        for name, one in flow.vars.items():
+            if name not in given:
+                if one.required:
+                    raise InvalidInput(
+                        f"{flow.name!r} needs the variable {name!r} ({one.schema}); give it"
+                    )
+                continue
+            problem = next(one.schema.problems(given[name], name), None)
+            if problem is not None:
+                raise InvalidInput(f"{problem}; give {one.schema}")
+        return given
+
+    async def run(
+        self,
+        workflow: Workflow | Builder | str | Path,
+        variables: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> RunResult:
+        """Create a run and drive it until it settles or waits."""
+        return await self.drive(await self.create(workflow, variables, **options))
+
+    # -- driving
+
+    async def drive(
+        self,
+        run: str,
+        *,
+        resume: RunResumed | None = None,
+        change: RunChanged | None = None,
+        takeover: bool = False,
+    ) -> RunResult:
+        """Drive a run until it settles, or nothing can move before someone acts."""
+        await self._state(run)
+        async with self._runtime.claims.driving(
+            run, takeover=takeover, needs_agent=False
+        ) as driver:
+            runner = Runner(self._engine, driver, self._registry, Path(_absolute(self._place)))
+            await runner.drive(resume, change)
+        return await self.result(run)
+
+    async def take_up(self, run: str) -> None:
+        """Drive a run in the background; what goes wrong is logged."""
+        try:
+            await self.drive(run)
+        except (SessionBusy, LeaseHeld):
+            logger.debug("run %s is driven by someone else", run)
+
+    async def tick(self) -> list[str]:
+        """Drive every paused run whose time has come; return their ids."""
+        taken: list[str] = []
+        cursor = None
+        while True:
+            where = SessionFilter(kind="run", status="suspended")
+            page = await self._store.list_sessions(where, limit=PAGE_EVENTS, cursor=cursor)
+            for info in page.sessions:
+                state = (await self._store.load_state(info.id)).run
+                due = None if state is None else due_at(state)
+                if due is not None and due <= now():
+                    taken.append(info.id)
+                    await self.take_up(info.id)
+            cursor = page.cursor
+            if cursor is None:
+                return taken
+
+    async def resume(
+        self,
+        run: str,
+        *,
+        by: str | None = None,
+        changed: bool = False,
+        stored: bool = False,
+        takeover: bool = False,
+    ) -> RunResult:
+        """Go on with a run: where it failed, was cancelled or was broken off.
+
+        A file that has changed since is refused with what differs, unless `stored` says to go on
+        with the workflow as it was, or `changed` to go on with the new one, which is recorded.
+        """
+        state = await self._state(run)
+        assert state.run is not None
+        if state.run.status in (FINISHED, FAILED):
+            raise Conflict(
+                f"run {run!r} is {state.run.status}; rewind it to run a part of it again"
+            )
+        change = None if stored else await self._change(state, changed=changed, by=by)
+        resume = None
+        if state.run.status != "running":
+            resume = RunResumed(by=by)
+        return await self.drive(run, resume=resume, change=change, takeover=takeover)
+
+    async def _change(self, state: State, *, changed: bool, by: str | None) -> RunChanged | None:
+        """Return what records that a run's file has changed; refuse it unless that is meant."""
+        run = state.run
+        assert run is not None
+        started = await self._started(state.session, run)
+        place = started.place
+        text = None if place is None else await asyncio.to_thread(_text_at, Path(place))
+        if place is None or text is None:
+            return None
+        old = await self.workflow(state.session)
+        new, problems = read_text(text, place)
+        if new is None or problems:
+            if not changed:
+                return None  # the run has its own copy, and goes on with it
+            raise InvalidWorkflow(f"{place} is not a valid workflow", problems)
+        found = changes_between(old, new)
+        if not found:
+            return None
+        told = "; ".join(map(str, found))
+        if not changed:
+            raise WorkflowChanged(
+                f"{place} has changed since run {state.session!r} began: {told}. Resume with "
+                "stored=True to go on with the workflow as it was, or with changed=True",
+                tuple(found),
+            )
+        require_sound(new, self._registry.known(self._engine.agents))
+        check_compatible(state, old, new)
+        return RunChanged(
+            workflow_hash=new.hash(),
+            model=slot(new.document(), "settings"),
+            source=slot(text, "settings"),
+            place=place,
+            changes=slot([one.document() for one in found], "settings"),
+            by=by,
+        )
+
+    async def cancel(self, run: str, *, by: str | None = None) -> RunResult:
+        """End a run, here or by whoever drives it; it can be resumed."""
+        state = await self._state(run)
+        # One that was resumed since can be cancelled again.
+        key = f"{STOP_KEY}:{state.seq}"
+        await self._store.put_inbox(run, InboxDraft(key=key, kind="stop", by=by))
+        try:
+            return await self.drive(run)
+        except (SessionBusy, LeaseHeld):
+            return await self.result(run)
+
+    async def answer(self, run: str, call_id: str, value: Any, *, by: str | None = None) -> None:
+        """Answer a question of a run, or of an agent in it; durable on return."""
+        for asked in await self.interactions(run):
+            if asked.id == call_id and asked.open:
+                await self._runtime.answer(asked.session, call_id, value, by=by)
+                return
+        await self._runtime.answer(run, call_id, value, by=by)
+
+    # -- reading
+
+    async def _state(self, run: str) -> State:
+        state = await self._store.load_state(run)
+        if state.kind != "run":
+            raise RunNotFound(f"session {run!r} is not a workflow run; `holdfast runs` lists those")
+        return state
+
+    async def load(self, run: str) -> RunState | None:
+        """Return the state of a run, its checkpoint; None before it began."""
+        return (await self._state(run)).run
+
+    async def _started(self, run: str, state: RunState) -> RunStarted:
+        (event,) = await self._store.read_events(run, after=state.started - 1, limit=1)
+        fact = event.fact()
+        assert isinstance(fact, RunStarted)
+        return fact
+
+    async def workflow(self, run: str) -> Workflow:
+        """Return the workflow that a run goes by, as it is stored with it."""
+        state = (await self._state(run)).run
+        if state is None:
+            raise RunNotFound(f"run {run!r} has not begun; drive it first")
+        (event,) = await self._store.read_events(run, after=state.model - 1, limit=1)
+        fact = event.fact()
+        assert isinstance(fact, RunStarted | RunChanged)
+        assert fact.model is not None
+        document: Any = await read_value(self._store, run, fact.model)
+        return read_document(document)
+
+    async def result(self, run: str) -> RunResult:
+        """Return what a run has come to so far."""
+        state = await self._state(run)
+        found = state.run
+        if found is None:
+            return RunResult(run, "created")
+        about: dict[str, Any] = {"executions": found.executions}
+        if found.ended is not None and found.status not in OPEN:
+            (event,) = await self._store.read_events(run, after=found.ended - 1, limit=1)
+            fact = event.fact()
+            if isinstance(fact, RunFinished) and fact.output is not None:
+                about["output"] = await read_value(self._store, run, fact.output)
+            elif isinstance(fact, RunFailed):
+                told: Any = {}
+                if fact.error is not None:
+                    told = await read_value(self._store, run, fact.error)
+                about |= {"code": fact.code, "error": told.get("message"), "node": fact.node}
+        if found.status == PAUSED:
+            waiting = [call.call_id for call in state.calls.values() if call.stage == "suspended"]
+            about |= {"waiting": tuple(waiting), "until": found.until}
+        return RunResult(run, found.status, **about)
+
+    async def page(
+        self, *, limit: int = 100, cursor: str | None = None
+    ) -> tuple[list[RunInfo], str | None]:
+        """Return one page of runs, newest first, and where the next page begins."""
+        return await page_of(self._store, limit, cursor)
+
+    async def events(
+        self, run: str, start: int = 1, end: int | None = None, limit: int = 1000
+    ) -> list[Event]:
+        """Return events from `start` up to, not including, `end`, at most `limit`."""
+        return await self._store.read_events(run, after=start - 1, before=end, limit=limit)
+
+    async def scan(self, run: str, start: int = 1) -> AsyncIterator[Event]:
+        """Yield events one by one; whoever has seen enough stops."""
+        after = start - 1
+        while page := await self._store.read_events(run, after=after, limit=PAGE_EVENTS):
+            for event in page:
+                yield event
+            after = page[-1].seq
+
+    async def artifacts(self, run: str, node: str | None = None) -> list[Artifact]:
+        """Return the versions that a run, or one node of it, has published."""
+        return await artifact_views.versions(self._store, run, node)
+
+    async def artifact(self, run: str, node: str, version: int | None = None) -> Any:
+        """Return what a version of an artifact holds, by default the latest."""
+        found = await artifact_views.find(self._store, run, node, version)
+        return await artifact_views.body(self._store, run, found)
+
+    async def interactions(self, run: str) -> list[Interaction]:
+        """Return what people were asked in a run, and what they said."""
+        return await interactions(self._store, run)
+
+    async def driver(self, run: str) -> str | None:
+        """Return who drives a run, if anyone does."""
+        lease = await self._store.lease_of(run)
+        return None if lease is None else lease.owner
+
+
+def _model(workflow: Workflow | Builder | str | Path) -> Workflow:
+    if isinstance(workflow, Builder):
+        return workflow.build()
+    if isinstance(workflow, str | Path):
+        return load(workflow)
+    return workflow
+
+
+def _text_at(place: Path) -> str | None:
+    try:
+        return place.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return None  # the run has its own copy
+
+
+def _absolute(path: str | Path) -> str:
+    return str(Path(path).resolve())
+
+
+async def page_of(
+    store: SessionStore, limit: int = 100, cursor: str | None = None
+) -> tuple[list[RunInfo], str | None]:
+    """Return one page of a store's runs, newest first, and where the next page begins."""
+    page = await store.list_sessions(SessionFilter(kind="run"), limit=limit, cursor=cursor)
+    found = []
+    for info in page.sessions:
+        state = await store.load_state(info.id)
+        status = "created" if state.run is None else state.run.status
+        if info.status == "interrupted" and status == "running":
+            status = "interrupted"  # nobody drives it
+        found.append(
+            RunInfo(
+                info.id,
+                friendly_name(info.id),
+                info.labels.get("workflow", ""),
+                status,
+                info.started_at,
+                info.updated_at,
+            )
+        )
+    return found, page.cursor
