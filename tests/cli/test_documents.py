@@ -154,6 +154,19 @@ def test_payloads_are_exact_in_a_pipe(work):
     assert work.json("payload", "a", "sha256:" + "0" * 64, code=2)["error"]["code"] == "invalid_ref"
 
 
+def test_a_session_goes_on_live_from_a_step_in_a_fork(work):
+    other = work.script({"reply": cell("FINAL(answer.upper())")}, name="other.jsonl")
+    document = work.json("replay", "a", "--from", "2", "--model", other, "--session-id", "what-if")
+    check(document, "result")
+    assert (document["session"], document["value"]) == ("what-if", "A TEST")
+    told = work.json("diff", "a", "what-if")
+    assert told["one"]["kind"] == told["other"]["kind"] == "reply"
+    assert "turn 1 · final" in work.inside("show", "what-if").stdout
+    work.json("replay", "a", "--model", other, code=2)
+    work.json("replay", "a", "--from", "9", code=2)
+    work.json("replay", "a", "--from", "2", "--agent", "nothing:here", code=2)
+
+
 def test_a_session_is_replayed_from_its_log(work):
     document = work.json("replay", "a")
     check(document, "replay")

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 
 import pytest
-from pages import ROOT
+from pages import PAGES, ROOT, blocks, page_id
 
 PROGRAMS = {
     "sqlite_tool.py": "Largest(name='Bonn', thousands=336)",
@@ -57,13 +58,27 @@ def _checked(*paths):
     )
 
 
-def test_the_programs_are_typed_and_ten_mistakes_are_found(tmp_path):
+def test_the_programs_and_samples_are_typed_and_ten_mistakes_are_found(tmp_path):
     right, wrong = tmp_path / "right.py", tmp_path / "wrong.py"
+    samples = list(_samples(tmp_path))
+    assert len(samples) > 20
     right.write_text(RIGHT, encoding="utf-8")
     ask = 'async def f(s: "holdfast.Session[int]") -> str:\n    return await s.ask("x")\n'
     wrong.write_text("import holdfast\n" + "\n".join(MISTAKES) + "\n" + ask, encoding="utf-8")
-    done = _checked(right, wrong, *(ROOT / "examples" / name for name in PROGRAMS))
+    done = _checked(right, wrong, *samples, *(ROOT / "examples" / name for name in PROGRAMS))
     found = {line.split(":")[1] for line in done.stdout.splitlines() if "wrong.py" in line}
     assert found == {str(number) for number in [*range(2, 2 + len(MISTAKES)), len(MISTAKES) + 3]}
     assert [line for line in done.stdout.splitlines() if "right.py" in line] == []
-    assert [line for line in done.stdout.splitlines() if "examples" in line] == [], done.stdout
+    for place in ("sample_", "examples"):
+        assert [line for line in done.stdout.splitlines() if place in line] == []
+
+
+def _samples(folder):
+    """Yield the code of every page as files of their own, named by page and line."""
+    for page in PAGES:
+        for block in blocks(page):
+            if block.language == "python":
+                name = re.sub(r"\W", "_", f"sample_{page_id(page)}_{block.line}")
+                path = folder / f"{name}.py"
+                path.write_text(block.text + "\n", encoding="utf-8")
+                yield path

@@ -1,9 +1,15 @@
-"""`holdfast replay`: execute a session again from its log alone, and show the first divergence."""
+"""`holdfast replay`: execute a session again from its log alone, and show the first divergence.
+
+With `--from STEP` the past comes from the log and the rest is live, with another model or agent: a
+fork of the session, so that both can be compared afterwards.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import difflib
+import importlib
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +19,13 @@ from holdfast.cli.naming import find_session
 from holdfast.cli.options import Call, command
 from holdfast.cli.reading import opened
 from holdfast.cli.terminal import dumps
+from holdfast.cli.turns import drive, existing, turn_options
 from holdfast.cli.wording import count
 from holdfast.core.errors import InvalidInput
+from holdfast.runtime.agent import Agent
 from holdfast.runtime.replay import Difference, ReplayReport, replay_export, replay_session
+from holdfast.runtime.results import TurnResult
+from holdfast.runtime.runtime import Runtime
 
 
 @command("replay")
@@ -27,19 +37,81 @@ from holdfast.runtime.replay import Difference, ReplayReport, replay_export, rep
     metavar="FILE",
     help="Replay what this export holds, instead of a session of the store.",
 )
-def replay_command(call: Call, session: str | None, export: Path | None) -> int:
+@click.option(
+    "--from",
+    "step",
+    type=click.IntRange(min=1),
+    metavar="STEP",
+    help="Take the past from the log, and go on live from this step, as a fork of SESSION.",
+)
+@click.option("--model", help="With --from: the model that goes on, instead of the recorded one.")
+@click.option(
+    "--agent",
+    metavar="MODULE:NAME",
+    help="With --from: the agent that goes on, imported from this module.",
+)
+@click.option("--session-id", help="With --from: the id of the fork; by default a new one.")
+@turn_options
+def replay_command(
+    call: Call,
+    session: str | None,
+    export: Path | None,
+    step: int | None,
+    model: str | None,
+    agent: str | None,
+    session_id: str | None,
+    quiet: bool,
+    allow_unconfined: bool,
+) -> int:
     """Execute SESSION again from its log: no provider is asked, nothing is dispatched.
 
     It runs beside a copy in memory; the store is only read. Exits with 1 where it diverges.
+    With --from STEP the turn of that step goes on live, in a fork with lineage.
     """
-    if session is None and export is None:
+    if session is None and (export is None or step is not None):
         raise InvalidInput("name a session to replay, or an export with --export FILE")
+    if step is None and (model or agent or session_id):
+        raise InvalidInput("--model, --agent and --session-id need --from STEP: a replay is exact")
+    if step is not None:
+        assert session is not None
+        find = existing(call, session)
+        used = None if agent is None else _agent(agent)
+
+        async def begin(runtime: Runtime) -> str:
+            source = await find(runtime)
+            fork = await runtime.fork(
+                source, step=step, model=model, agent=used, session_id=session_id
+            )
+            return fork.id
+
+        async def act(runtime: Runtime, fork: str) -> TurnResult | None:
+            return await runtime.resume(fork)
+
+        options = {"allow_unconfined": allow_unconfined}
+        return asyncio.run(drive(call, options, begin, act, quiet))
     reports = asyncio.run(_replay(call, session, export))
     if call.as_json:
         call.answer({"replays": [_document(report) for report in reports]}, "")
     else:
         call.answer(None, "\n".join(_text(report) for report in reports))
     return 1 if any(report.difference is not None for report in reports) else 0
+
+
+def _agent(place: str) -> Agent[Any]:
+    """Return the agent that a module holds under a name, as in `shop.agents:clerk`."""
+    module, _, name = place.partition(":")
+    if not module or not name:
+        raise InvalidInput(f"--agent is {place!r}; name a module and what it holds, as MODULE:NAME")
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        found = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise InvalidInput(f"--agent {place!r} cannot be imported: {error}") from error
+    finally:
+        sys.path.pop(0)
+    if not isinstance(found, Agent):
+        raise InvalidInput(f"--agent {place!r} is a {type(found).__name__}, not an Agent")
+    return found
 
 
 async def _replay(call: Call, session: str | None, export: Path | None) -> list[ReplayReport]:

@@ -17,7 +17,7 @@ HoldfastError
 │   └── SessionDeleted
 ├── Refused                     not here, not like this: the message says what would work
 │   ├── ReadOnlySession · StoreNewer · StoreUnsafe · HandleForked · CapabilityDenied
-│   ├── ConfinementMissing · AgentMissing · NotRestorable
+│   ├── ConfinementMissing · AgentMissing · NotRestorable · WorkerRefused
 ├── StoreFailed                 the storage failed
 │   ├── NothingWritten          safe to try again
 │   └── OutcomeUnknown          read again before anything else
@@ -199,6 +199,10 @@ class ConfinementMissing(Refused):
 
 class AgentMissing(Refused):
     """This process has no agent registered that can drive the session."""
+
+
+class WorkerRefused(Refused):
+    """The machine has no descriptors, processes or memory left for a worker."""
 
 
 class NotRestorable(Refused):

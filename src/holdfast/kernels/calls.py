@@ -17,9 +17,10 @@ from holdfast.core import values
 from holdfast.core.errors import KernelProtocolError, UnsupportedValue
 from holdfast.core.records import digest_id
 from holdfast.kernels import frames
-from holdfast.kernels.call_record import CallRecord, Diverged
+from holdfast.kernels.call_record import CallRecord
 from holdfast.kernels.file_contents import FileContents
 from holdfast.kernels.limit_watch import LimitWatch
+from holdfast.kernels.off_loop import off_loop
 from holdfast.kernels.port import CallKey, Encoded, FileRead, HostAnswer, HostCall
 from holdfast.kernels.worker.wire import bounds
 from holdfast.kernels.workers import Worker
@@ -119,16 +120,17 @@ class Calls:
 
     async def _ask_large(self, frame: frames.CallFrame, data: bytes) -> None:
         try:
-            excess = await asyncio.to_thread(bounds.excess, "json", data)
+            excess = await off_loop(bounds.excess, "json", data)
             if excess:
                 self._refuse(frame, data, "ValueError", f"{frame.function}: {excess}")
                 return
-            arguments = await asyncio.to_thread(_arguments, frame, data)
+            arguments = await off_loop(_arguments, frame, data)
             if self.over:
                 self._refuse(frame, data, "CallError", _FIXED)
             else:
                 self._ask(frame, data, arguments)
-        except (KernelProtocolError, Diverged) as error:
+        except Exception as error:
+            # Whatever it is: nobody else would hear of it, and the cell would wait for ever.
             self.on_failure(error)
 
     def _refuse(self, frame: frames.CallFrame, data: bytes, error: str, message: str) -> None:

@@ -29,6 +29,7 @@ from holdfast.kernels.call_record import CallRecord, Diverged, first_of
 from holdfast.kernels.calls import Calls
 from holdfast.kernels.file_contents import ServedFiles
 from holdfast.kernels.limit_watch import LimitWatch
+from holdfast.kernels.off_loop import off_loop
 from holdfast.kernels.pool import Parked, WorkerPool
 from holdfast.kernels.port import (
     CellResult,
@@ -129,7 +130,10 @@ class CpythonSession:
     """One namespace. Use it from one task at a time."""
 
     def __init__(
-        self, kernel: CpythonKernel, settings: KernelSettings, fetch: Fetch | None
+        self,
+        kernel: CpythonKernel,
+        settings: KernelSettings,
+        fetch: Fetch | None,
     ) -> None:
         self.worker: Worker | None = None
         self.settings = settings
@@ -140,7 +144,7 @@ class CpythonSession:
         self._chunks = manifests.Chunks()
         self._inputs: dict[str, Encoded] = {}
         self._lost: tuple[Unrestorable, ...] = ()
-        # How often in a row a worker died while it loaded the namespace.
+        # How often in a row a worker failed to load the namespace.
         self._failed_loads = 0
         self._offered = {function.path: function.pure for function in settings.functions}
         self._run: Run | None = None
@@ -230,7 +234,7 @@ class CpythonSession:
             return await self._run_cell(
                 await self._ready(), command, record, limits, give_up_seconds
             )
-        served = await asyncio.to_thread(ServedFiles, record.files)
+        served = await off_loop(ServedFiles, record.files)
         try:
             if self.worker is not None:
                 self._pool.reclaim(self)  # it may not read what is served
@@ -240,7 +244,7 @@ class CpythonSession:
         finally:
             if self.worker is not None:
                 self._drop(self.worker)  # its `open` is not that of other workers
-            await asyncio.to_thread(served.close)
+            await off_loop(served.close)
 
     async def _run_cell(
         self,
@@ -310,7 +314,9 @@ class CpythonSession:
     async def _ready(self, *served: str) -> Worker:
         """Return a worker that holds the namespace of the last checkpoint and the inputs.
 
-        A new one may also read the directory with the files that a re-run is served.
+        A new one may also read the directory with the files that a re-run is served. Workers that
+        die of the namespace are replaced, the last one by one that runs nothing of the model's
+        own; if that fails, too, the namespace cannot be restored, now or later.
         """
         if self._closed:
             raise KernelError("the session was closed; open it again")
@@ -318,22 +324,40 @@ class CpythonSession:
         if self.worker is not None and self.worker.is_alive():
             return self.worker
         self._pool.forget(self)
+        while True:
+            try:
+                return await self._new_worker(served)
+            except _LoadFailed as failed:
+                self._failed_loads += 1
+                if self._failed_loads > FAILED_LOADS:
+                    self._failed_loads = 0
+                    raise NotRestorable(
+                        f"the namespace cannot be loaded: {failed.error}; fork the session at an "
+                        "earlier head, or restore an earlier checkpoint"
+                    ) from None
+
+    async def _new_worker(self, served: tuple[str, ...]) -> Worker:
         worker = await self._pool.acquire(self, self.settings.depth)
+        loading = False
         try:
             async with _in_time():
                 confined = self._kernel.confined
                 await setup.open_worker(worker, self.settings, served, confined=confined)
                 if self.manifest is not None:
+                    loading = True
                     await self._load(worker, self.manifest)
+                    loading = False
                 for name, value in self._inputs.items():
                     await setup.bind(worker, name, value)
         except WorkerLost as lost:
-            self._failed_loads += 1
             self._pool.forget(self)
+            if loading and not isinstance(lost.error, Parked):
+                raise _LoadFailed(lost.error) from None
             raise lost.error from None
         except BaseException as error:
-            self._failed_loads += isinstance(error, KernelDied)
             self._drop(worker)
+            if loading and isinstance(error, KernelError):
+                raise _LoadFailed(error) from None
             raise
         return worker
 
@@ -456,6 +480,14 @@ class CpythonSession:
             self._pool.reclaim(self)
         self.manifest = None
         self._inputs.clear()
+
+
+class _LoadFailed(Exception):
+    """A worker could not load the namespace."""
+
+    def __init__(self, error: KernelError) -> None:
+        super().__init__(str(error))
+        self.error = error
 
 
 @asynccontextmanager

@@ -1,8 +1,8 @@
-"""Frames between host and worker, as the host sees them.
+"""The frames between host and worker, as the host sees them: what each one may hold.
 
 The worker is wholly untrusted: whatever arrives is bounded in size, decoded by a strict schema and
 never unpickled. A frame that does not fit ends the worker. What the host sends is marshalled,
-which only the worker reads.
+which only the worker reads. How the bytes of a pipe become frames is in `frame_reader`.
 """
 
 from __future__ import annotations
@@ -13,12 +13,6 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from holdfast.core.errors import KernelProtocolError
-
-MESSAGE, CHUNK = 0, 1
-HEADER_BYTES = 5
-ID_BYTES = 71
-MAX_MESSAGE_BYTES = 64 << 20
-MAX_CHUNK_BYTES = 1 << 30
 
 _Count = Annotated[int, msgspec.Meta(ge=0, le=2**53 - 1)]
 _Name = Annotated[str, msgspec.Meta(min_length=1, max_length=400)]
@@ -166,7 +160,7 @@ class FailedFrame(_Frame, tag="failed", frozen=True):
 
 
 class ChunkFrame(msgspec.Struct, frozen=True):
-    """The bytes of a chunk, under the id that the worker claims for them."""
+    """The bytes of a chunk, under the id that was found to be theirs."""
 
     id: str
     data: bytes
@@ -192,77 +186,25 @@ _level_decoder = msgspec.json.Decoder(Literal["os", "none"])
 _variable_decoder = msgspec.json.Decoder(VariablePart)
 
 
-class FrameReader:
-    """Cuts the bytes of a worker into frames, within bounds."""
-
-    def __init__(self) -> None:
-        self._buffer = bytearray()
-        self._left = {MESSAGE: MAX_MESSAGE_BYTES, CHUNK: MAX_CHUNK_BYTES}
-
-    def limit(self, chunk_bytes: int) -> None:
-        """Begin to count chunks anew: so many bytes of them may come, in all."""
-        self._left[CHUNK] = min(chunk_bytes, MAX_CHUNK_BYTES)
-
-    def feed(self, data: bytes) -> list[Frame]:
-        """Return the frames that these bytes complete; raise KernelProtocolError on nonsense."""
-        if not self._buffer and data[:1] == b"\0" and len(data) <= MAX_MESSAGE_BYTES:
-            size = int.from_bytes(data[1:HEADER_BYTES], "big")
-            if len(data) == HEADER_BYTES + size:
-                return [_message(data[HEADER_BYTES:])]  # one and no more: nearly always
-        whole: bytes | bytearray = data
-        if self._buffer:
-            self._buffer += data
-            whole = self._buffer
-        frames: list[Frame] = []
-        start = 0
-        while len(whole) >= start + HEADER_BYTES:
-            body = start + HEADER_BYTES
-            kind, size = whole[start], int.from_bytes(whole[start + 1 : body], "big")
-            if size > self._left.get(kind, -1):
-                raise KernelProtocolError(
-                    f"the worker announced a frame of kind {kind} with {size} bytes, which is "
-                    "more than the protocol allows it; the worker was stopped"
-                )
-            if len(whole) < body + size:
-                break
-            start = body + size
-            with memoryview(whole) as view:
-                content = bytes(view[body:start])
-            if kind == CHUNK:
-                self._left[CHUNK] -= size
-            frames.append(_chunk(content) if kind == CHUNK else _message(content))
-        if whole is self._buffer:
-            del self._buffer[:start]
-        else:
-            self._buffer += data[start:]
-        return frames
-
-
 def variable(raw: bytes) -> VariablePart:
     """Return a variable of a checkpoint; the caller bounds how many pieces there are in all."""
     part: VariablePart = _decode(_variable_decoder, raw)
     return part
 
 
-def _message(body: bytes) -> Message:
-    message: Message = _decode(_decoder, body)
-    return message
+def message(body: bytes | bytearray | memoryview) -> Message:
+    """Return the message of a frame; raise KernelProtocolError if it is outside the protocol."""
+    decoded: Message = _decode(_decoder, body)
+    return decoded
 
 
-def _decode(decoder: msgspec.json.Decoder[Any], body: bytes) -> Any:
+def _decode(decoder: msgspec.json.Decoder[Any], body: bytes | bytearray | memoryview) -> Any:
     try:
         return decoder.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OverflowError) as error:
         raise KernelProtocolError(
             f"the worker sent a message outside the protocol ({error}); the worker was stopped"
         ) from error
-
-
-def _chunk(body: bytes) -> ChunkFrame:
-    try:
-        return ChunkFrame(body[:ID_BYTES].decode("ascii"), body[ID_BYTES:])
-    except UnicodeDecodeError as error:
-        raise KernelProtocolError("the worker sent a chunk without an id") from error
 
 
 def command_frame(command: dict[str, Any]) -> bytes:

@@ -14,7 +14,6 @@ from typing import Any
 from holdfast.core import payloads
 from holdfast.core.errors import KernelProtocolError, NotRestorable
 from holdfast.core.payloads import Slot
-from holdfast.core.records import digest_id
 from holdfast.kernels import frames
 from holdfast.kernels.port import Checkpoint, Unrestorable, Variable
 
@@ -39,9 +38,7 @@ class Chunks:
         self._pieces = 0
 
     def receive(self, frame: frames.ChunkFrame) -> None:
-        """Take a chunk that the worker sent, once its digest is proven."""
-        if digest_id(frame.data) != frame.id:
-            raise KernelProtocolError("the worker sent a chunk under a false id")
+        """Take a chunk that the worker sent, whose digest was proven when it was read."""
         self._sent[frame.id] = frame.data
 
     def checkpoint(self, part: frames.CheckpointPart) -> Checkpoint:
@@ -50,6 +47,8 @@ class Chunks:
         self._named = {}
         self._pieces = 0
         variables = {raw: self._variable(raw, used) for raw in map(bytes, part.variables)}
+        if len({recorded["name"] for recorded, _ in variables.values()}) != len(part.variables):
+            raise KernelProtocolError("the worker described a variable twice")
         record = {
             "engine": ENGINE,
             "format": FORMAT,
@@ -90,6 +89,7 @@ class Chunks:
         recorded = self._variables.get(raw)
         if recorded is None:
             part = frames.variable(raw)
+            _check_variable(part)
             self._count(len(part.pieces))
             chunks = [self._piece(piece, used) for piece in part.pieces]
             record = {
@@ -119,7 +119,7 @@ class Chunks:
             return self._bytes(inline, used)
         data = self._sent.get(identifier)
         if data is not None:
-            return self._bytes(data, used)
+            return self._slot(Slot(identifier, "bytes", _KIND, len(data), data), used)
         if self.stored.get(identifier) != size:
             raise KernelProtocolError(
                 f"the worker named the chunk {identifier!r}, which this session does not have"
@@ -128,12 +128,21 @@ class Chunks:
         return Slot(identifier, "bytes", _KIND, size).ref()
 
     def _bytes(self, data: bytes, used: dict[str, bytes]) -> dict[str, Any]:
-        slot = payloads.slot_of_bytes("bytes", data, _KIND)
+        return self._slot(payloads.slot_of_bytes("bytes", data, _KIND), used)
+
+    def _slot(self, slot: Slot, used: dict[str, bytes]) -> dict[str, Any]:
         if not slot.inline:
+            assert slot.data is not None
             self._named[slot.id] = slot.size
             if slot.id not in self.stored:
-                used[slot.id] = data
+                used[slot.id] = slot.data
         return payloads.to_record(slot)
+
+
+def _check_variable(part: frames.VariablePart) -> None:
+    """Raise KernelProtocolError if a variable could never be loaded again, whatever its bytes."""
+    if not part.pieces or not all(inline or size for _, size, inline in part.pieces):
+        raise KernelProtocolError(f"the worker described {part.name!r} without its bytes")
 
 
 def check(manifest: Mapping[str, Any]) -> None:

@@ -9,18 +9,19 @@ load as it is. Whoever wrote the stream is not trusted: what it can grow into is
 
 from __future__ import annotations
 
-import asyncio
 import datetime
 import decimal
 import struct
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from holdfast.core import payloads, values
 from holdfast.core.errors import Corruption, UnsupportedValue
+from holdfast.core.hashing import HashingTooCostly, HashWork
 from holdfast.kernels import manifest as manifests
+from holdfast.kernels.off_loop import off_loop
 from holdfast.kernels.port import Encoded, Fetch
 
 RESERVED = 256
@@ -75,6 +76,7 @@ class _Reader:
     def __init__(self, slots: list[Any]) -> None:
         self.memo: list[Any] = slots
         self._left = MAX_OPERATIONS
+        self._hashing = HashWork()
         self._hashed = 0
 
     def read(self, data: bytes) -> Any:
@@ -97,13 +99,22 @@ class _Reader:
         if self._left < 0:
             raise Corruption("a namespace is too large to be read outside of a worker")
 
-    def key(self, value: Any) -> Any:
-        """Return a value that may be hashed: itself, or an Opaque where that could take long."""
-        if type(value) is str:
-            return value
-        self._hashed += 1
-        if self._hashed > MAX_HASHED:
-            return Opaque("one of very many keys that are not text")
+    def keys(self, values: list[Any], there: Iterable[Any] = ()) -> list[Any] | None:
+        """Return values as they may be put into a table with others; None if that takes long."""
+        keys = [value if type(value) is str else self._key(value) for value in values]
+        numbers = [key for key in keys if type(key) is not str]
+        if not numbers:
+            return keys
+        self._hashed += len(numbers)
+        try:
+            # The streams come in parts, so those that are there are weighed again and again.
+            self._hashing.check([*numbers, *(key for key in there if type(key) is not str)])
+        except HashingTooCostly:
+            return None
+        return keys if self._hashed <= MAX_HASHED else None
+
+    def _key(self, value: Any) -> Any:
+        """Return a value that can be hashed: itself, or an Opaque in its place."""
         rest, parts = [value], 0
         while rest:
             part = rest.pop()
@@ -139,6 +150,16 @@ class _Reader:
         """Return the last value."""
         return self._stack[-1]
 
+    def replace_top(self, value: Any) -> None:
+        """Put a value in the place of the last one, wherever that is referred to from now on."""
+        old = self._stack[-1]
+        self._stack[-1] = value
+        for index in range(len(self.memo) - 1, -1, -1):
+            self.spend(1)
+            if self.memo[index] is old:
+                self.memo[index] = value
+                return
+
     def group(self) -> list[Any]:
         """Take everything since the last mark."""
         stack = self._stack
@@ -159,14 +180,27 @@ def _append(reader: _Reader, items: list[Any]) -> None:
 def _set_items(reader: _Reader, items: list[Any]) -> None:
     target = reader.top()
     if type(target) is dict:
-        for index in range(0, len(items), 2):
-            target[reader.key(items[index])] = items[index + 1]
+        keys = reader.keys(items[::2], target)
+        if keys is None:
+            reader.replace_top(Opaque("a dict whose keys are costly to compare"))
+        else:
+            target.update(zip(keys, items[1::2], strict=True))
 
 
 def _add_items(reader: _Reader, items: list[Any]) -> None:
     target = reader.top()
     if type(target) is set:
-        target.update(map(reader.key, items))
+        keys = reader.keys(items, target)
+        if keys is None:
+            reader.replace_top(Opaque("a set whose members are costly to compare"))
+        else:
+            target.update(keys)
+
+
+def _frozen_set(reader: _Reader) -> None:
+    keys = reader.keys(reader.group())
+    costly = Opaque("a set whose members are costly to compare")
+    reader.push(costly if keys is None else frozenset(keys))
 
 
 def _global(reader: _Reader, module: Any, name: Any) -> None:
@@ -191,15 +225,18 @@ def _made(reader: _Reader, maker: Any, arguments: Any) -> Any:
         return Opaque(".".join(maker.name))
     if make in (set, frozenset):
         reader.spend(sum(map(len, arguments)))
-        arguments = tuple([reader.key(item) for item in group] for group in arguments)
+        groups = [reader.keys(list(group)) for group in arguments]
+        if None in groups:
+            return Opaque("a set whose members are costly to compare")
+        arguments = tuple(groups)
     return make(*arguments)
 
 
 def _build(reader: _Reader) -> None:
     state, target = reader.pop(), reader.pop()
     if isinstance(target, _New) and target.name == _UUID and type(state) is dict:
-        reader.push(uuid.UUID(int=state["int"]))
-        _replace_in_memo(reader, target, reader.top())
+        reader.push(target)
+        reader.replace_top(uuid.UUID(int=state["int"]))
         return
     reader.push(target)
 
@@ -209,14 +246,6 @@ class _New:
 
     def __init__(self, name: tuple[str, str]) -> None:
         self.name = name
-
-
-def _replace_in_memo(reader: _Reader, old: Any, new: Any) -> None:
-    for index in range(len(reader.memo) - 1, -1, -1):
-        reader.spend(1)
-        if reader.memo[index] is old:
-            reader.memo[index] = new
-            return
 
 
 def _new_object(reader: _Reader) -> None:
@@ -293,7 +322,7 @@ _OPERATIONS: dict[int, Callable[[_Reader], None]] = {
     ord("s"): lambda r: _set_items(r, list(reversed([r.pop(), r.pop()]))),
     ord("u"): lambda r: _set_items(r, r.group()),
     0x90: lambda r: _add_items(r, r.group()),
-    0x91: lambda r: r.push(frozenset(map(r.key, r.group()))),
+    0x91: _frozen_set,
     ord("t"): lambda r: r.push(tuple(r.group())),
     0x85: _tuple(1),
     0x86: _tuple(2),
@@ -361,7 +390,7 @@ async def plain_variables(
     for variable in manifest["variables"]:
         stream = b"".join([await _chunk(chunk, fetch) for chunk in variable["chunks"]])
         # Off the event loop: a big namespace takes its time.
-        read = await asyncio.to_thread(_encoded, reader, stream, variable["type"])
+        read = await off_loop(_encoded, reader, stream, variable["type"])
         if isinstance(read, Encoded):
             plain[variable["name"]] = read
         else:

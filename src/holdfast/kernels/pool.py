@@ -23,7 +23,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Protocol
 
-from holdfast.core.errors import KernelError
+from holdfast.core.errors import KernelError, WorkerRefused
 from holdfast.kernels.fork_server import ForkServer
 from holdfast.kernels.workers import FORKED_BYTES, Worker
 
@@ -116,13 +116,23 @@ class WorkerPool:
         self.notify()
         try:
             await admitted
-            holder.worker = await self.fork_server.spawn(own_paths=holder.own_paths)
+            holder.worker = await self._spawn(holder)
         except BaseException:
             if admitted.cancelled():
                 raise  # it is passed over when its turn comes
             self.forget(holder)
             raise
         return holder.worker
+
+    async def _spawn(self, holder: Holder) -> Worker:
+        while True:
+            try:
+                return await self.fork_server.spawn(own_paths=holder.own_paths)
+            except WorkerRefused:
+                if not self._idle:
+                    raise
+                # The machine has less than was thought: what one holds that idles may do.
+                self._take_back(self._idle.any())
 
     def notify(self) -> None:
         """Admit those who wait for a worker, as far as there is room."""

@@ -23,6 +23,7 @@ from holdfast.kernels.call_record import CallRecord, Diverged
 from holdfast.kernels.calls import Calls
 from holdfast.kernels.limit_watch import LimitWatch
 from holdfast.kernels.manifest import Chunks
+from holdfast.kernels.off_loop import off_loop
 from holdfast.kernels.port import Encoded
 from holdfast.kernels.worker.wire import bounds
 from holdfast.kernels.workers import Worker
@@ -222,9 +223,9 @@ async def _check(part: frames.EncodedPart) -> None:
         if len(part.data) <= bounds.SMALL_BYTES:
             values.check_canonical(part.encoding, part.data)
             return
-        excess = await asyncio.to_thread(bounds.excess, part.encoding, part.data)
+        excess = await off_loop(bounds.excess, part.encoding, part.data)
         if excess:
             raise KernelProtocolError(f"the worker sent a value beyond its bounds: {excess}")
-        await asyncio.to_thread(values.check_canonical, part.encoding, part.data)
+        await off_loop(values.check_canonical, part.encoding, part.data)
     except UnsupportedValue as error:
         raise KernelProtocolError(f"the worker sent an invalid value: {error}") from error

@@ -18,7 +18,9 @@ from typing import Any
 
 from holdfast.core.errors import KernelDied, KernelError, KernelProtocolError
 from holdfast.kernels import frames
+from holdfast.kernels.frame_reader import FrameReader, LargeChunk
 from holdfast.kernels.frames import Frame
+from holdfast.kernels.off_loop import off_loop
 from holdfast.kernels.worker.cell.host_calls import PROBE
 
 # Frames that may wait to be taken before the worker is no longer listened to.
@@ -59,7 +61,10 @@ class Worker:
         self._asked = False
         self._reap = reap
         self._shared_bytes = shared_bytes
-        self._reader = frames.FrameReader()
+        self._reader = FrameReader()
+        # What has arrived and is not handled yet: a large chunk holds up what came after it.
+        self._arrived: deque[Frame | LargeChunk] = deque()
+        self._finishing: asyncio.Task[None] | None = None
         self._frames: deque[Frame] = deque()
         self._waiter: asyncio.Future[None] | None = None
         self._loop = asyncio.get_running_loop()
@@ -88,15 +93,51 @@ class Worker:
                 self.kill(None)
             elif not self._asked:
                 raise KernelProtocolError(_UNASKED)
-            for frame in self._reader.feed(data):
-                if self.handler is None or not self.handler(frame):
-                    self._frames.append(frame)
+            self._arrived.extend(self._reader.feed(data))
+            self._handle()
         except KernelProtocolError as error:
             self.kill(error)
         if len(self._frames) > MOST_WAITING and self.lost is None:
-            self._loop.remove_reader(self._incoming)
-            self._paused = True
+            self._pause()
         self._wake()
+
+    def _handle(self) -> None:
+        while self._arrived and self._finishing is None:
+            frame = self._arrived.popleft()
+            if isinstance(frame, LargeChunk):
+                self._pause()
+                self._finishing = self._loop.create_task(self._finish(frame))
+            elif self.handler is None or not self.handler(frame):
+                self._frames.append(frame)
+
+    async def _finish(self, chunk: LargeChunk) -> None:
+        """Check a large chunk off the event loop, then go on with what came after it."""
+        try:
+            frame = await off_loop(chunk.read)
+        except (KernelProtocolError, OSError) as error:
+            told = error if isinstance(error, KernelProtocolError) else None
+            self.kill(told or KernelError(f"a chunk of the worker could not be read: {error}"))
+            return
+        self._finishing = None
+        self._arrived.appendleft(frame)
+        try:
+            self._handle()
+        except KernelProtocolError as error:
+            self.kill(error)
+        if self._finishing is None:
+            self._resume()
+        self._wake()
+
+    def _pause(self) -> None:
+        """Read no more for now."""
+        if not self._paused:
+            self._paused = True
+            self._loop.remove_reader(self._incoming)
+
+    def _resume(self) -> None:
+        if self._paused and self.lost is None:
+            self._paused = False
+            self._loop.add_reader(self._incoming, self._readable)
 
     def _writable(self) -> None:
         if self._flush() and self.lost is None:
@@ -131,9 +172,8 @@ class Worker:
                 raise WorkerLost(self.lost)
             self._waiter = self._loop.create_future()
             await self._waiter
-        if self._paused and self.lost is None:
-            self._paused = False
-            self._loop.add_reader(self._incoming, self._readable)
+        if self._finishing is None:
+            self._resume()
         return self._frames.popleft()
 
     def limit(self, chunk_bytes: int) -> None:
@@ -204,6 +244,10 @@ class Worker:
         self._incoming.close()
         self._outgoing.close()
         self._unsent.clear()
+        self._reader.close()
+        self._arrived.clear()
+        if self._finishing is not None and self._finishing is not asyncio.current_task(self._loop):
+            self._finishing.cancel()
         self._wake()
 
 

@@ -26,6 +26,7 @@ from holdfast.core.facts import (
     MessageAppended,
     SessionConfigured,
     SessionRevived,
+    SessionStarted,
     TurnPut,
     TurnReopened,
     TurnStarted,
@@ -342,7 +343,8 @@ class Driver:
                 await inbox.call_off_waits(self.journal)
         if self.state.status == "suspended" and not self._waits_for_children:
             return results.suspended(self.state)
-        if self._waited and settle.is_at_rest(self.state):
+        begun_elsewhere = self.state.seq == 1  # a fork inside a turn, which nobody drove yet
+        if (self._waited or begun_elsewhere) and settle.is_at_rest(self.state):
             return await self._driven(await self._loop())
         if self.state.revivals >= REVIVALS_WITHOUT_OUTCOME and not force:
             limit = results.revival_limit(self.state, settle.spend_if_broken_off(self.state))
@@ -425,6 +427,8 @@ class Driver:
         place = turn.started_seq
         page = await self._store.read_events(self.lease.session, after=place - 1, before=place + 1)
         fact = page[0].fact() if page else None
+        if isinstance(fact, SessionStarted):  # a fork inside a turn
+            return (await self._warmed()).blueprint.output_schema
         if not isinstance(fact, TurnStarted) or fact.output_schema is None:
             return None
         found: Any = await self.journal.value(fact.output_schema)

@@ -39,6 +39,7 @@ from holdfast.models.port import Model
 from holdfast.runtime import answers, results, schemas
 from holdfast.runtime import blueprint as blueprints
 from holdfast.runtime.agent import Agent, by_name, check_model_of
+from holdfast.runtime.blueprint import Blueprint
 from holdfast.runtime.children import OWN_KEYS, STOP_KEY
 from holdfast.runtime.claims import Claims
 from holdfast.runtime.compaction import Compaction
@@ -438,11 +439,50 @@ class Runtime(Embedding):
             return None
 
     async def fork(
-        self, session: AnySession, head: str | None = None, *, session_id: str | None = None
+        self,
+        session: AnySession,
+        head: str | None = None,
+        *,
+        step: int | None = None,
+        model: str | None = None,
+        agent: str | Agent[Any] | None = None,
+        session_id: str | None = None,
     ) -> Session[Any]:
-        """Create a session that goes on from a head of another, by default the current one."""
+        """Create a session that goes on from a head of another, by default the current one.
+
+        With `step` it goes on from right before that step was asked, its turn open: `resume`
+        drives it. `model` and `agent` are what it is driven with instead.
+        """
         new_id = new_session_id() if session_id is None else check_id(session_id)
-        await fork_session(self.store, id_of(session), head, new_id, cache_id=new_id)
+        if step is not None and head is not None:
+            raise InvalidInput("a fork goes on from a head or from a step; name one of them")
+        if model is not None:
+            self.engine.model(model)
+        wanted = None if agent is None else self._agent(agent)
+
+        async def change(
+            plan: Blueprint, started: SessionStarted
+        ) -> tuple[Blueprint, SessionStarted]:
+            if wanted is not None:
+                given = plan.settings.to_record() | {"instructions": ""} | wanted.given()
+                settings = resolve(given, environment={}).settings
+                card = ""
+                if settings.harness == "code":
+                    card = (await self.engine.kernels.choose(settings.kernel, None)).card
+                plan = blueprints.draft(
+                    settings,
+                    wanted,
+                    kernel_card=card,
+                    capability=None,
+                    seed=plan.seed,
+                    store=self.store,
+                )
+                started = replace(started, agent=wanted.name, agent_version=wanted.version)
+            if model is not None:
+                plan = replace(plan, settings=replace(plan.settings, model=model))
+            return plan, started
+
+        await fork_session(self.store, id_of(session), head, new_id, step=step, change=change)
         return Session(self, new_id)
 
     async def state(self, session: AnySession) -> State:

@@ -32,6 +32,7 @@ from holdfast.views.turns import EvalView, LeafView, StepView, TurnView
 from holdfast.views.variables import VariablesView
 
 if TYPE_CHECKING:
+    from holdfast.runtime.agent import Agent
     from holdfast.runtime.embedding import Latest, Record
     from holdfast.runtime.runtime import Runtime
 
@@ -166,9 +167,19 @@ class Session(Generic[T]):
         """End the session; see `Runtime.stop`."""
         return await self.runtime.stop(await self._there())
 
-    async def fork(self, head: str | None = None, *, session_id: str | None = None) -> Session[T]:
+    async def fork(
+        self,
+        head: str | None = None,
+        *,
+        step: int | None = None,
+        model: str | None = None,
+        agent: str | Agent[Any] | None = None,
+        session_id: str | None = None,
+    ) -> Session[T]:
         """Create a session that goes on from a head of this one; see `Runtime.fork`."""
-        fork: Session[T] = await self.runtime.fork(await self._there(), head, session_id=session_id)
+        fork: Session[T] = await self.runtime.fork(
+            await self._there(), head, step=step, model=model, agent=agent, session_id=session_id
+        )
         return fork
 
     async def answer(

@@ -248,10 +248,20 @@ class SyncRuntime:
         )
 
     def fork(
-        self, session: AnySession, head: str | None = None, *, session_id: str | None = None
+        self,
+        session: AnySession,
+        head: str | None = None,
+        *,
+        step: int | None = None,
+        model: str | None = None,
+        agent: str | Agent[Any] | None = None,
+        session_id: str | None = None,
     ) -> SyncSession[Any]:
-        """Create a session that goes on from a head of another, by default the current one."""
-        return SyncSession(self, self.wait(self.runtime.fork(session, head, session_id=session_id)))
+        """Create a session that goes on from a head of another, or from a step of it."""
+        forked = self.runtime.fork(
+            session, head, step=step, model=model, agent=agent, session_id=session_id
+        )
+        return SyncSession(self, self.wait(forked))
 
     def subscribe(self, session: AnySession, *, after: int = 0) -> Iterator[Live]:
         """Follow a session: stored events, then live ones and token deltas."""

@@ -17,6 +17,7 @@ from holdfast.stores.port import Gap, Hint, Transient
 from holdfast.views.transcript import TurnTranscript
 
 if TYPE_CHECKING:
+    from holdfast.runtime.agent import Agent
     from holdfast.runtime.sync import SyncRuntime
 
 T = TypeVar("T")
@@ -141,10 +142,21 @@ class SyncSession(Generic[T]):
         """End the session; see `Runtime.stop`."""
         return self.runtime.wait(self._session.stop())
 
-    def fork(self, head: str | None = None, *, session_id: str | None = None) -> SyncSession[T]:
+    def fork(
+        self,
+        head: str | None = None,
+        *,
+        step: int | None = None,
+        model: str | None = None,
+        agent: str | Agent[Any] | None = None,
+        session_id: str | None = None,
+    ) -> SyncSession[T]:
         """Create a session that goes on from a head of this one; see `Runtime.fork`."""
         return SyncSession(
-            self.runtime, self.runtime.wait(self._session.fork(head, session_id=session_id))
+            self.runtime,
+            self.runtime.wait(
+                self._session.fork(head, step=step, model=model, agent=agent, session_id=session_id)
+            ),
         )
 
     def transcript(self, *, turn: int | None = None) -> Iterator[TurnTranscript | Event]:

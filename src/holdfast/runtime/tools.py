@@ -137,7 +137,7 @@ class Tool:
         return {"name": self.name, "signature": self.signature, "effect": self.effect}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, init=False)
 class Toolset:
     """A named, versioned group of tools; code reaches them as `import name`.
 
@@ -149,29 +149,43 @@ class Toolset:
     """
 
     name: str
-    version: int = 1
-    tools: tuple[Tool, ...] = ()
-    prompt: str = ""
-    transient: Callable[[], str] | None = None
+    version: int
+    tools: tuple[Tool, ...]
+    prompt: str
+    transient: Callable[[], str] | None
 
-    def __post_init__(self) -> None:
-        where = f"toolset {self.name!r}"
-        if isinstance(self.version, bool) or not isinstance(self.version, int) or self.version < 1:
+    def __init__(
+        self,
+        name: str,
+        version: int = 1,
+        tools: Sequence[Callable[..., Any] | Tool] = (),
+        prompt: str = "",
+        transient: Callable[[], str] | None = None,
+    ) -> None:
+        where = f"toolset {name!r}"
+        if isinstance(version, bool) or not isinstance(version, int) or version < 1:
             raise InvalidSettings(f"{where}: version is a number from 1 up")
-        if self.name:
-            _check_name(where, self.name)
-        if self.name in sys.stdlib_module_names:
-            raise InvalidSettings(f"{where}: {self.name!r} is part of the standard library")
-        check_kind(self.tools, Sequence, "list of tools")
-        tools = tuple(map(tool_of, self.tools))
-        object.__setattr__(self, "tools", tools)
-        if not tools:
+        if name:
+            _check_name(where, name)
+        if name in sys.stdlib_module_names:
+            raise InvalidSettings(f"{where}: {name!r} is part of the standard library")
+        check_kind(tools, Sequence, "list of tools")
+        declared = tuple(map(tool_of, tools))
+        if not declared:
             raise InvalidSettings(f"{where} declares no tool")
         seen = set()
-        for item in tools:
+        for item in declared:
             if item.name in seen:
                 raise InvalidSettings(f"{where} declares {item.name!r} twice")
             seen.add(item.name)
+        for field_name, value in (
+            ("name", name),
+            ("version", version),
+            ("tools", declared),
+            ("prompt", prompt),
+            ("transient", transient),
+        ):
+            object.__setattr__(self, field_name, value)
 
     def stamp(self) -> dict[str, Any]:
         """Return the record that a session stores: what was offered, never the callables."""

@@ -104,6 +104,10 @@ async def load_transcript(store: SessionStore, state: State) -> Transcript:
         transcript.keep(await read_message(store, state.session, role, content))
     if transcript.number:
         transcript.first_user_text = await _first_user_text(store, state.session)
+    if not transcript.first_user_text and state.turn is not None:
+        # A fork inside a turn: the message that it works on is its source's.
+        asked = [message.text for message in transcript.messages if message.role == "user"]
+        transcript.first_user_text = asked[-1] if asked else ""
     return transcript
 
 

@@ -82,6 +82,10 @@ class Reads:
     async def turns(self, session_id: str, *, after: int = 0, limit: int = 100) -> list[TurnView]:
         """Return turns that began after a position of the log."""
         begun = await self._entries(session_id, facts.TurnStarted, after, limit)
+        for event in [] if after else await self._store.read_events(session_id, limit=1):
+            if event.data.get("turn"):  # a fork inside a turn begins with it
+                open_turn = _Entry(event.seq, event.at, facts.TurnStarted(turn=1))
+                begun = [open_turn, *begun][:limit]
         puts = await self._latest(session_id, begun, facts.TurnPut, "turn")
         return [turn_view(e.seq, e.at, e.fact, puts.get(e.fact.turn)) for e in begun]
 

@@ -144,7 +144,11 @@ def _turn_number(event: Event, fact: Fact | None) -> int | None:
 
 async def _before_turn(store: SessionStore, session_id: str, turn: int) -> int:
     """Return the position of the log before a turn; NotFound where there is no such turn."""
-    after, seen = 0, 0
+    first = await store.read_events(session_id, limit=1)
+    after = 0
+    seen = 1 if first[0].data.get("turn") else 0  # a fork inside a turn begins with it
+    if seen == turn:
+        return 0
     while page := await store.read_events(
         session_id, after=after, limit=PAGE_EVENTS, types=[facts.TurnStarted.TYPE]
     ):

@@ -7,6 +7,7 @@ and its workers go with it.
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import select
@@ -74,13 +75,17 @@ class ForkServer:
             self._reap(int.from_bytes(request[1:], "big"))
 
     def _fork(self, incoming: int, outgoing: int) -> None:
-        process = os.fork()
-        if process == 0:
+        process = number = 0
+        try:
+            process = os.fork()
+        except OSError as error:
+            number = error.errno or errno.EAGAIN
+        if process == 0 and not number:
             self._control.close()
             self._worker.serve(incoming, outgoing)
         os.close(incoming)
         os.close(outgoing)
-        self._control.send(process.to_bytes(4, "big"))
+        self._control.send(process.to_bytes(4, "big") + number.to_bytes(4, "big"))
 
     def _reap(self, process: int) -> None:
         # Until here its number could not be given to another process.
