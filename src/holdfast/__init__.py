@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from holdfast.runtime.agent import Agent
     from holdfast.runtime.answers import Approve, Deny, Fail
     from holdfast.runtime.embedding import Record
+    from holdfast.runtime.hooks import Halt, Hook, HookContext, ToolUse
     from holdfast.runtime.results import (
         BudgetExceeded,
         Failed,
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     )
     from holdfast.runtime.runtime import Runtime
     from holdfast.runtime.runtime import open_runtime as open
+    from holdfast.runtime.scope import Scope, Secret
     from holdfast.runtime.session import Session
     from holdfast.runtime.settings import Limits
     from holdfast.runtime.sync import SyncRuntime, open_sync
@@ -49,13 +51,18 @@ __all__ = [
     "Fail",
     "Failed",
     "Final",
+    "Halt",
     "HoldfastError",
+    "Hook",
+    "HookContext",
     "Limits",
     "Pending",
     "Queued",
     "Record",
     "Runtime",
+    "Scope",
     "ScriptedModel",
+    "Secret",
     "Session",
     "SessionFilter",
     "Stopped",
@@ -64,6 +71,7 @@ __all__ = [
     "SyncSession",
     "TimedOut",
     "Tool",
+    "ToolUse",
     "Toolset",
     "TurnNotFinal",
     "TurnResult",
@@ -85,15 +93,21 @@ _PLACES = {
     "Capability": "core.capability",
     "Deny": "runtime.answers",
     "Fail": "runtime.answers",
+    "Halt": "runtime.hooks",
+    "Hook": "runtime.hooks",
+    "HookContext": "runtime.hooks",
     "Limits": "runtime.settings",
     "Record": "runtime.embedding",
     "Runtime": "runtime.runtime",
+    "Scope": "runtime.scope",
     "ScriptedModel": "models.scripted",
+    "Secret": "runtime.scope",
     "Session": "runtime.session",
     "SessionFilter": "stores.port",
     "SyncRuntime": "runtime.sync",
     "SyncSession": "runtime.sync_session",
     "Tool": "runtime.tools",
+    "ToolUse": "runtime.hooks",
     "Toolset": "runtime.tools",
     "errors": "errors:",
     "open": "runtime.runtime:open_runtime",

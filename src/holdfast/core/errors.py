@@ -169,6 +169,14 @@ class AnswerRefused(Refused):
     """The answer is not one that this call takes, or not from this person."""
 
 
+class ScopeMissing(Refused):
+    """A tool that acts for a user was called with the system scope."""
+
+
+class SecretMissing(Refused):
+    """A secret that a tool names cannot be looked up here."""
+
+
 class ReadOnlySession(Refused):
     """The session can be read here but not driven."""
 

@@ -10,6 +10,7 @@ from holdfast.core.errors import InvalidSettings, check_kind
 from holdfast.core.ids import check_id
 from holdfast.models.port import Model
 from holdfast.runtime import brokers, schemas
+from holdfast.runtime.hooks import Hook, check_hooks
 from holdfast.runtime.schemas import Schema
 from holdfast.runtime.settings import Limits, resolve
 from holdfast.runtime.tools import Tool, Toolset, tool_of
@@ -46,6 +47,7 @@ class Agent(Generic[T]):
     pinned: bool
     external: bool
     settings: Mapping[str, Any]
+    hooks: tuple[Hook, ...]
 
     @overload
     def __init__(
@@ -62,6 +64,7 @@ class Agent(Generic[T]):
         pinned: bool = ...,
         external: bool = ...,
         settings: Mapping[str, Any] | None = ...,
+        hooks: Sequence[Hook] = ...,
     ) -> None: ...
 
     @overload
@@ -79,6 +82,7 @@ class Agent(Generic[T]):
         pinned: bool = ...,
         external: bool = ...,
         settings: Mapping[str, Any] | None = ...,
+        hooks: Sequence[Hook] = ...,
     ) -> None: ...
 
     @overload
@@ -96,6 +100,7 @@ class Agent(Generic[T]):
         pinned: bool = ...,
         external: bool = ...,
         settings: Mapping[str, Any] | None = ...,
+        hooks: Sequence[Hook] = ...,
     ) -> None: ...
 
     def __init__(
@@ -112,6 +117,7 @@ class Agent(Generic[T]):
         pinned: bool = False,
         external: bool = False,
         settings: Mapping[str, Any] | None = None,
+        hooks: Sequence[Hook] = (),
     ) -> None:
         check_kind(tools, Sequence, "list of tools")
         check_kind(settings or {}, Mapping, "set of settings")
@@ -132,6 +138,7 @@ class Agent(Generic[T]):
             ("pinned", pinned),
             ("external", external),
             ("settings", dict(settings or {})),
+            ("hooks", check_hooks(hooks)),
         ):
             object.__setattr__(self, field, value)
         for toolset in self.toolsets:

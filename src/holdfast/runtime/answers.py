@@ -8,8 +8,8 @@ whoever looks next: a driver, a runtime's own timer, `tick`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -27,6 +27,7 @@ from holdfast.core.payloads import slot
 from holdfast.core.records import record_id
 from holdfast.core.state import PendingCall, State
 from holdfast.runtime import schemas
+from holdfast.runtime.scope import Scope
 from holdfast.stores.port import InboxDraft, InboxItem, PendingFilter, SessionStore
 from holdfast.views.values import hydrate
 
@@ -61,6 +62,10 @@ class Fail:
     error: str
 
 
+def _as_it_is(kind: str, value: Any) -> Any:
+    return value
+
+
 async def answer(
     store: SessionStore,
     session_id: str,
@@ -69,6 +74,8 @@ async def answer(
     *,
     wait: int | None = None,
     by: str | None = None,
+    scope: Scope | None = None,
+    redact: Callable[[str, Any], Any] = _as_it_is,
 ) -> InboxItem:
     """Put an answer into a session's inbox; it is checked first, and durable on return."""
     state = await store.load_state(session_id)
@@ -79,7 +86,16 @@ async def answer(
             f"call {call_id!r} of session {session_id!r} waits for {call.assignee!r}, not for "
             f"{by!r}; answer as the assignee"
         )
+    if isinstance(said, Approve) and scope is not None:
+        if scope.reference is None:
+            raise InvalidInput(
+                "an approved call runs later, maybe in another process: give the scope of its "
+                "approver a reference, as in Scope(value, reference=…)"
+            )
+        said = replace(said, scope=scope.reference)
     content = await _content(store, session_id, call, suspended, said)
+    if "value" in content:
+        content["value"] = redact("answer", content["value"])
     return await _put(store, state, call, "answer", content, by)
 
 

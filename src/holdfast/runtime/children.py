@@ -31,6 +31,7 @@ from holdfast.core.payloads import Slot, slot
 from holdfast.core.state import PendingCall, State, call_reservation
 from holdfast.runtime import results, schemas
 from holdfast.runtime.results import Final, TurnResult
+from holdfast.runtime.scope import Scope
 from holdfast.stores.port import InboxDraft, SessionStore
 from holdfast.views.values import hydrate, read_value
 
@@ -207,7 +208,7 @@ async def requested(store: SessionStore, session_id: str, call: PendingCall) -> 
 class Driving(Protocol):
     """What this process can do for sessions other than the one that is driven."""
 
-    async def drive(self, session_id: str) -> None:
+    async def drive(self, session_id: str, scope: Scope | None = None) -> None:
         """Drive a session until its turn ends or waits; what goes wrong is logged."""
         ...
 
@@ -250,6 +251,8 @@ class Children:
     message: Callable[[str, Mapping[str, Any], Any], InboxDraft]
     admit: Callable[[], Any]
     gate: asyncio.Semaphore
+    scope: Scope | None = None
+    """Of the turn whose calls they answer: they act for the same user."""
     _tasks: dict[str, asyncio.Task[Any]] = field(default_factory=dict)
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -293,9 +296,9 @@ class Children:
                     return
                 if await self._made(call):
                     assert call.child is not None
-                    await self.driving.drive(call.child)
+                    await self.driving.drive(call.child, self.scope)
                     while await self._asked(call):
-                        await self.driving.drive(call.child)
+                        await self.driving.drive(call.child, self.scope)
                 else:
                     await self.admit()
                 await self._look(call)

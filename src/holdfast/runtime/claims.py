@@ -19,6 +19,7 @@ from holdfast.core.state import State
 from holdfast.runtime.driver import Driver, Warm
 from holdfast.runtime.engine import Engine
 from holdfast.runtime.inbox import DRIVER_KINDS, Watched
+from holdfast.runtime.scope import Scope
 from holdfast.runtime.shielding import shielded
 from holdfast.runtime.shortage import open_question
 
@@ -113,18 +114,18 @@ class Claims:
                 return False
         return True
 
-    def take_up(self, state: State) -> None:
+    def take_up(self, state: State, scope: Scope | None = None) -> None:
         """Take up a session in the background, as far as this process can."""
         driven = self._engine.drives(state.kind, state.agent)
-        self.spawn(self.resume(state.session) if driven else self.admit(state.session))
+        self.spawn(self.resume(state.session, scope) if driven else self.admit(state.session))
 
-    async def resume(self, session_id: str) -> None:
+    async def resume(self, session_id: str, scope: Scope | None = None) -> None:
         """Take up a session in the background; what goes wrong is logged."""
         try:
             if await self._resume_run(session_id):
                 return
             async with self.driving(session_id) as driver:
-                await driver.resume(force=False)
+                await driver.resume(force=False, scope=scope)
         except (SessionBusy, LeaseHeld):
             logger.debug("session %s is driven by someone else", session_id)
         except Exception:
@@ -149,11 +150,11 @@ class Claims:
         except Exception:
             logger.warning("the inbox of session %s was not admitted", session_id, exc_info=True)
 
-    async def drive(self, session_id: str) -> None:
+    async def drive(self, session_id: str, scope: Scope | None = None) -> None:
         """Drive a session until its turn ends or waits; what goes wrong is logged."""
         while (claim := self._claims.get(session_id)) is not None:
             await claim.over.wait()
-        await self.resume(session_id)
+        await self.resume(session_id, scope)
 
     def _tell_parent(self, state: State) -> None:
         """Let the parent of a session that has done its work look into its inbox."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,12 +18,14 @@ from holdfast.core import messages
 from holdfast.core.errors import (
     AgentMissing,
     KernelError,
+    PayloadNotFound,
     SessionBusy,
     SettingsConflict,
     StoreFailed,
 )
 from holdfast.core.facts import (
     Fact,
+    InputAdmitted,
     MessageAppended,
     SessionConfigured,
     SessionRevived,
@@ -40,13 +43,16 @@ from holdfast.runtime import budget, inbox, inputs, results, settle
 from holdfast.runtime.blueprint import Blueprint
 from holdfast.runtime.children import STOP_KEY, TASK_KEY, Children, asked_for, is_wanted, report
 from holdfast.runtime.compaction import Compaction
+from holdfast.runtime.dispatch import Dispatcher
 from holdfast.runtime.engine import Engine
 from holdfast.runtime.harness import Harness
 from holdfast.runtime.harness.code import CodeHarness
 from holdfast.runtime.harness.tools import ToolsHarness
+from holdfast.runtime.hooks import Halted
 from holdfast.runtime.inbox import Watched
 from holdfast.runtime.journal import Journal, namespace
 from holdfast.runtime.results import Stopped, Suspended, TurnResult
+from holdfast.runtime.scope import Scope
 from holdfast.runtime.shielding import ended
 from holdfast.runtime.shortage import Shortage, posted_again
 from holdfast.runtime.tools import Toolset
@@ -77,6 +83,7 @@ class Work:
     key: str | None = None
     item: InboxItem | None = None  # where it waited
     when_busy: str = "queue"  # queue, steer or interrupt
+    scope: Scope | None = field(default=None, repr=False)
 
     def draft(self, key: str) -> InboxDraft:
         """Return the work as it waits in the inbox."""
@@ -85,13 +92,16 @@ class Work:
         value: dict[str, Any] = {"message": record, "binaries": binaries, "inputs": self.inputs}
         if self.when_busy != "queue":
             value["when_busy"] = self.when_busy
+        if self.scope is not None and self.scope.reference is not None:
+            value["scope"] = self.scope.reference
         return InboxDraft(key=key, kind="message", content=slot(value, "input"))
 
     @classmethod
     def from_value(cls, value: Any, item: InboxItem) -> Work:
         """Return the work that an inbox item asks for."""
         message = messages.from_record(value["message"], value["binaries"])
-        return cls(message, value["inputs"], item.key, item, value.get("when_busy", "queue"))
+        busy, scope = value.get("when_busy", "queue"), _stored_scope(value)
+        return cls(message, value["inputs"], item.key, item, busy, scope)
 
     @property
     def admission(self) -> list[Fact]:
@@ -102,6 +112,12 @@ class Work:
     def keys(self) -> list[str]:
         """Return what its batch consumes."""
         return [] if self.item is None else [self.item.key]
+
+
+def _stored_scope(value: Any) -> Scope | None:
+    """Return the scope that a message of the inbox left as a reference."""
+    reference = value.get("scope")
+    return None if reference is None else Scope(reference=reference)
 
 
 @dataclass(slots=True)
@@ -144,6 +160,9 @@ class Driver:
         self._waited = state.status == "suspended"
         """Whether the turn was left on purpose, waiting for someone: going on is no revival."""
         self._children: Children | None = None
+        self._dispatcher = Dispatcher(
+            self.journal, engine.guards, replayed=engine.replay is not None
+        )
 
     @property
     def state(self) -> State:
@@ -178,31 +197,38 @@ class Driver:
                 return result
         return await self._work(work, last=True)
 
-    async def resume(self, *, force: bool) -> TurnResult | None:
-        """Go on with what is open, then with queued messages; None if there was nothing."""
+    async def resume(self, *, force: bool, scope: Scope | None = None) -> TurnResult | None:
+        """Go on with what is open, then with queued messages; None if there was nothing.
+
+        The scope counts for the open turn, and for the task of a child: other messages that wait
+        were sent by someone else.
+        """
         result = await self._over()
         if result is not None:
             return result
         if self.state.turn is not None:
-            result = await self._revive(force=force)
+            result = await self._revive(force=force, scope=scope)
         while self.state.turn is None and self.state.status == "idle":
             queued = await self._queued()
             if queued is None:
                 break
+            if queued.key == TASK_KEY and scope is not None:
+                queued = replace(queued, scope=scope)
             result = await self._work(queued)
         return result
 
-    async def retry(self) -> TurnResult | None:
+    async def retry(self, scope: Scope | None = None) -> TurnResult | None:
         """Take up the last turn again, which ended without a value; None if there is none."""
         over = await self._over()
         if over is not None:
             return over
         settled = self.state.settled
         if self.state.turn is not None or settled is None or self.state.calls:
-            return await self.resume(force=False)
+            return await self.resume(force=False, scope=scope)
         # A process that lacks what it takes refuses here, before the turn is open again.
         loop = await self._loop()
         await self.journal.append(lambda _: [TurnReopened(turn=settled.turn)])
+        self._act_for(await self._scope_left() or scope)
         return await self._driven(loop)
 
     async def admit(self) -> None:
@@ -259,6 +285,7 @@ class Driver:
         """Open a turn for a message and drive it."""
         await self._compare()
         loop = await self._loop(release=last)
+        self._act_for(work.scope)
         if work.key is not None and work.item is None:
             # Recorded by its key, so that the same message sent again is known.
             item = await self._store.put_inbox(self.lease.session, work.draft(work.key))
@@ -331,10 +358,11 @@ class Driver:
         await self.journal.append(batch, consumes=work.keys, payloads=[*parts, *chunks])
         loop.transcript.add(*shown)
 
-    async def _revive(self, *, force: bool) -> TurnResult:
+    async def _revive(self, *, force: bool, scope: Scope | None = None) -> TurnResult:
         """Go on with a turn that an earlier driver left open, or that someone answered."""
         turn = self.state.turn
         assert turn is not None
+        self._act_for(await self._scope_left() or scope)
         if self.state.status == "suspended":
             for above, draft in await posted_again(self.journal):
                 await self._store.put_inbox(above, draft)
@@ -366,7 +394,41 @@ class Driver:
         )
         return await self._driven(loop)
 
+    def _act_for(self, scope: Scope | None) -> None:
+        """Let the tools of the open turn, and its children, act for someone."""
+        self._dispatcher.scope = scope
+        if self._children is not None:
+            self._children.scope = scope
+
+    async def _scope_left(self) -> Scope | None:
+        """Return the scope that the message of the open turn left as a reference."""
+        turn = self.state.turn
+        if turn is None:
+            return None
+        place = turn.started_seq
+        # What admitted a message stands right before the turn that it opened.
+        page = await self._store.read_events(self.lease.session, after=place - 2, before=place)
+        fact = page[0].fact() if page else None
+        if not isinstance(fact, InputAdmitted) or fact.kind != "message" or fact.content is None:
+            return None
+        try:
+            return _stored_scope(await self.journal.value(fact.content))
+        except PayloadNotFound:
+            return None  # erased
+
     async def _driven(self, loop: TurnLoop) -> TurnResult:
+        """Drive the open turn, and tell the hooks what came of it."""
+        hooks = self._dispatcher.hooks
+        try:
+            result = await self._driven_until_stopped(loop)
+            if hooks.has("turn_ended") and not isinstance(result, Suspended):
+                with suppress(Halted):  # there is nothing left to halt
+                    await hooks.tell("turn_ended", self._dispatcher.context(), result)
+            return result
+        finally:
+            await hooks.close()
+
+    async def _driven_until_stopped(self, loop: TurnLoop) -> TurnResult:
         """Drive the open turn, unless someone asks to stop the session meanwhile."""
         if loop.output_schema is None:
             loop.output_schema = await self._output_schema()
@@ -547,6 +609,9 @@ class Driver:
         warm.harness.journal = self.journal
         warm.harness.children = children
         warm.harness.shortage = shortage
+        warm.harness.dispatcher = self._dispatcher
+        agent = self._engine.agents.get(self.state.agent)
+        self._dispatcher.hooks.hooks = () if agent is None else agent.hooks
         settings = warm.blueprint.settings
         return TurnLoop(
             journal=self.journal,
@@ -560,6 +625,7 @@ class Driver:
             output_type=self._output_type(),
             replay=self._engine.replay,
             release=release,
+            dispatcher=self._dispatcher,
         )
 
     def _looked_after(self, blueprint: Blueprint) -> Children:
@@ -568,8 +634,8 @@ class Driver:
         assert driving is not None
 
         def message(task: str, inputs: Mapping[str, Any], output: Any) -> InboxDraft:
-            text = task + asked_for(output)
-            return Work(messages.user(text), dict(inputs)).draft(TASK_KEY)
+            work = Work(messages.user(task + asked_for(output)), dict(inputs))
+            return replace(work, scope=self._dispatcher.scope).draft(TASK_KEY)
 
         return Children(
             log=self.journal,
@@ -577,6 +643,7 @@ class Driver:
             message=message,
             admit=lambda: inbox.admit(self.journal),
             gate=asyncio.Semaphore(blueprint.settings.child_concurrency),
+            scope=self._dispatcher.scope,
         )
 
     async def _build(self) -> Warm:

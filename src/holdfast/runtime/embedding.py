@@ -16,6 +16,7 @@ from holdfast.core.facts import Fact, RecordPut
 from holdfast.core.payloads import Slot, slot
 from holdfast.core.state import State
 from holdfast.runtime.program_calls import ProgramCalls
+from holdfast.runtime.scope import Guards, scope_of
 from holdfast.runtime.session import AnySession, id_of
 from holdfast.runtime.tools import Tool, tool_of
 from holdfast.runtime.writing import Writers
@@ -45,10 +46,10 @@ class Record:
 class Embedding(Reads):
     """Records and calls of programs, in the sessions of one store."""
 
-    def __init__(self, store: SessionStore, writers: Writers) -> None:
+    def __init__(self, store: SessionStore, writers: Writers, guards: Guards) -> None:
         super().__init__(store)
         self._writers = writers
-        self._program_calls = ProgramCalls(store, writers)
+        self._program_calls = ProgramCalls(store, writers, guards)
 
     async def call(
         self,
@@ -58,6 +59,7 @@ class Embedding(Reads):
         *,
         key: str,
         name: str | None = None,
+        scope: Any = None,
     ) -> Any:
         """Make a call through the ledger, once per key, and return its value.
 
@@ -66,8 +68,14 @@ class Embedding(Reads):
         made again, or an outcome that is unknown. Any outcome but a value is raised as CallFailed.
         A call that waits for a person or a client is CallWaits until it is answered.
         """
+        acts_for = scope_of(scope)
         return await self._program_calls.call(
-            id_of(session), tool_of(tool), dict(arguments or {}), key=key, name=name
+            id_of(session),
+            tool_of(tool),
+            dict(arguments or {}),
+            key=key,
+            name=name,
+            scope=acts_for,
         )
 
     async def record(

@@ -19,6 +19,7 @@ from holdfast.runtime.agent import Agent
 from holdfast.runtime.children import Driving
 from holdfast.runtime.inbox import InboxWatcher
 from holdfast.runtime.leaf_gate import LeafGate
+from holdfast.runtime.scope import Guards, RedactedModel
 from holdfast.runtime.settings import Resolved
 from holdfast.stores.port import SessionStore
 
@@ -39,11 +40,13 @@ class Engine:
         agents: Iterable[Agent[Any]],
         models: Iterable[Model],
         kernels: Kernels,
+        guards: Guards | None = None,
     ) -> None:
         self.store = store
         self.resolved = resolved
         self.agents: dict[str, Agent[Any]] = {}
         self.kernels = kernels
+        self.guards = guards or Guards()
         self.leaf_gate = LeafGate(resolved.settings.leaf_concurrency)
         self.inboxes = InboxWatcher(store)
         self.driving: Driving | None = None
@@ -101,7 +104,8 @@ class Engine:
     def model_of(self, session: str, name: str, prices: str) -> Model:
         """Return the model that a session's settings name, with the price that they declare."""
         try:
-            return priced(self.model(name), declared_prices(prices))
+            found = priced(self.model(name), declared_prices(prices))
+            return found if self.guards.redact is None else RedactedModel(found, self.guards)
         except InvalidSettings as error:
             if ":" in name:
                 raise

@@ -27,9 +27,11 @@ from holdfast.core.ids import check_key
 from holdfast.core.payloads import slot, slot_of_bytes
 from holdfast.core.state import PendingCall, State
 from holdfast.runtime import inbox
+from holdfast.runtime.dispatch import Dispatcher, Running
 from holdfast.runtime.handlers import tool as tools
 from holdfast.runtime.journal import Journal
-from holdfast.runtime.tools import CallContext, Tool
+from holdfast.runtime.scope import Guards, Scope
+from holdfast.runtime.tools import Tool
 from holdfast.runtime.writing import Writers
 from holdfast.stores.port import SessionStore
 from holdfast.views.values import read_value
@@ -81,14 +83,22 @@ class _Index:
 class ProgramCalls:
     """The calls that programs make in the sessions of one runtime."""
 
-    def __init__(self, store: SessionStore, writers: Writers) -> None:
+    def __init__(self, store: SessionStore, writers: Writers, guards: Guards) -> None:
         self._store = store
+        self._guards = guards
         self._writers = writers
         self._indexes: OrderedDict[str, _Index] = OrderedDict()
         self._in_flight: dict[tuple[str, str], asyncio.Event] = {}
 
     async def call(
-        self, session_id: str, tool: Tool, arguments: dict[str, Any], *, key: str, name: str | None
+        self,
+        session_id: str,
+        tool: Tool,
+        arguments: dict[str, Any],
+        *,
+        key: str,
+        name: str | None,
+        scope: Scope | None,
     ) -> Any:
         """Make a call, or return the outcome of the one that has its key."""
         call_id = check_key(f"{PREFIX}{check_key(key, 'key of a call')}", "key of a call")
@@ -117,17 +127,19 @@ class ProgramCalls:
                 _check_same(session_id, made.request, intent)
                 return await self._value(session_id, intent, made.resolved)
             async with self._writers.writing(session_id) as driver:
-                resolved = await self._outcome(driver.journal, tool, intent)
+                resolved = await self._outcome(driver.journal, tool, intent, scope)
             return await self._value(session_id, intent, resolved)
         finally:
             del self._in_flight[place]
             over.set()
 
-    async def _outcome(self, journal: Journal, tool: Tool, intent: CallRequested) -> CallResolved:
+    async def _outcome(
+        self, journal: Journal, tool: Tool, intent: CallRequested, scope: Scope | None
+    ) -> CallResolved:
         """Return the outcome of a call: from the log, or by making it."""
         made = (await self._index(journal.session)).calls.get(intent.call_id)
         if made is None:
-            return await self._begin(journal, tool, intent)
+            return await self._begin(journal, tool, intent, scope)
         _check_same(journal.session, made.request, intent)
         if made.resolved is None and _pending(journal.state, intent).stage == "suspended":
             await inbox.admit(journal)
@@ -140,23 +152,25 @@ class ProgramCalls:
         if call.stage == "dispatched":
             if "once" in (call.effect, intent.effect):
                 return await self._lost(journal, intent, made.request)
-            return await self._dispatch(journal, tool, intent, made.approved)
+            return await self._dispatch(journal, tool, intent, made.approved, scope)
         if tool.executor != "server":
             moment = _now()
             wait = tools.outside_wait(tool, intent.call_id, intent.name, None, moment)
             await _suspend(journal, wait)
             raise _waits(journal.session, _pending(journal.state, intent))
         await journal.append(lambda _: [CallDispatched(calls=[intent.call_id])])
-        return await self._dispatch(journal, tool, intent, made.approved)
+        return await self._dispatch(journal, tool, intent, made.approved, scope)
 
-    async def _begin(self, journal: Journal, tool: Tool, intent: CallRequested) -> CallResolved:
+    async def _begin(
+        self, journal: Journal, tool: Tool, intent: CallRequested, scope: Scope | None
+    ) -> CallResolved:
         arguments: Any = intent.arguments.value()
         if tool.executor == "server" and not intent.approval:
             started: list[Fact] = [intent, CallDispatched(calls=[intent.call_id])]
             if tool.effect == "pure":
-                return await self._dispatch(journal, tool, intent, None, before=started)
+                return await self._dispatch(journal, tool, intent, None, scope, before=started)
             await journal.append(lambda _: started)
-            return await self._dispatch(journal, tool, intent, None)
+            return await self._dispatch(journal, tool, intent, None, scope)
         wait = tools.first_wait(
             tool, intent.call_id, intent.name, arguments, intent.approval, _now()
         )
@@ -170,26 +184,26 @@ class ProgramCalls:
         tool: Tool,
         intent: CallRequested,
         approved: CallApproved | None,
+        scope: Scope | None,
         before: list[Fact] | None = None,
     ) -> CallResolved:
         arguments: Any = intent.arguments.value()
         if approved is not None and approved.arguments is not None:
             arguments = await journal.value(approved.arguments)
         pending = journal.state.calls.get(intent.call_id)
-        deadline = None if pending is None else pending.deadline
-        if tool.context is not None:
-            arguments = tool.bind((), arguments)
-            arguments[tool.context] = CallContext(
-                call_id=intent.call_id,
-                session=journal.session,
-                epoch=journal.lease.epoch,
-                tenant=journal.state.tenant,
-                deadline=None if deadline is None else datetime.fromisoformat(deadline),
-            )
+        running = Running(
+            tool=tool,
+            name=intent.name,
+            call_id=intent.call_id,
+            kwargs=arguments,
+            deadline=None if pending is None else pending.deadline,
+            approved=approved,
+        )
         # Fencing protects the log, not the world: look at the lease right before the effect.
         await journal.store.renew(journal.lease)
         started = time.monotonic()
-        outcome, value, error = await tools.run(tool, (), arguments, intent.name)
+        dispatcher = Dispatcher(journal, self._guards, scope=scope)
+        outcome, value, error = await dispatcher.run(running)
         resolved = CallResolved(
             call_id=intent.call_id,
             outcome=outcome,

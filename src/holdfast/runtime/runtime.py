@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Coroutine, Generator, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Generator, Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -48,6 +48,7 @@ from holdfast.runtime.embedding import Embedding
 from holdfast.runtime.engine import Engine
 from holdfast.runtime.forks import fork_session
 from holdfast.runtime.results import Final, Pending, Queued, Stopped, TurnResult
+from holdfast.runtime.scope import Guards, Scope, scope_of
 from holdfast.runtime.session import AnySession, Session, WhenBusy, id_of
 from holdfast.runtime.settings import Resolved, SettingsOptions, check_model, resolve
 from holdfast.runtime.shielding import ended
@@ -87,6 +88,7 @@ class Runtime(Embedding):
         models: Iterable[Model] = (),
         kernels: Kernels | None = None,
         owns_store: bool = False,
+        guards: Guards | None = None,
     ) -> None:
         self.store = store
         self.engine = Engine(
@@ -95,9 +97,10 @@ class Runtime(Embedding):
             agents=tuple(agents) or (Agent(),),
             models=models,
             kernels=kernels or Kernels(),
+            guards=guards,
         )
         self._claims = Claims(self.engine)
-        super().__init__(store, Writers(self._claims))
+        super().__init__(store, Writers(self._claims), self.engine.guards)
         self._owns_store = owns_store
 
     @property
@@ -298,6 +301,7 @@ class Runtime(Embedding):
         key: str | None = None,
         timeout: float | None = None,
         takeover: bool = False,
+        scope: Any = None,
     ) -> TurnResult:
         """Work one message until a terminal outcome, reviving the session if it must be.
 
@@ -307,6 +311,9 @@ class Runtime(Embedding):
         waits for. A `key` makes sending
         again harmless: the message is worked once, and its result returned each time; while there
         is none yet, InboxConsumed says so. Another message with the same key is InboxConflict.
+
+        `scope` is for whom the tools of this turn act, a `Scope` or anything that they understand.
+        It is never stored; the reference of a `Scope` is, and serves after a restart.
         """
         session_id = id_of(session)
         if when_busy not in WHEN_BUSY:
@@ -324,8 +331,14 @@ class Runtime(Embedding):
         if timeout is not None:
             # By its key the result can be read once nobody waits for it any more.
             key = key or _new_key()
+        acts_for = scope_of(scope)
+        if acts_for is not None and acts_for.reference is not None:
+            key = key or _new_key()  # the reference is stored with the message
         busy = "queue" if when_busy == "error" else when_busy
-        work = Work(content, dict(inputs or {}), key, when_busy=busy)
+        guards = self.engine.guards
+        content = guards.redacted_message("message", content)
+        bound = {name: guards.redacted("input", value) for name, value in (inputs or {}).items()}
+        work = Work(content, bound, key, when_busy=busy, scope=acts_for)
         if timeout is None:
             return await self._send(session_id, work, when_busy, takeover)
         sending = self._send(session_id, work, when_busy, takeover)
@@ -340,6 +353,11 @@ class Runtime(Embedding):
         except (SessionBusy, LeaseHeld):
             if when_busy == "error":
                 raise
+        if work.scope is not None and work.scope.reference is None:
+            raise InvalidInput(
+                f"session {session_id!r} is busy, and a message that waits is worked later, maybe "
+                "elsewhere: give its scope a reference, as in Scope(value, reference=…)"
+            )
         return await self._queue(session_id, work)
 
     async def _within(
@@ -376,11 +394,20 @@ class Runtime(Embedding):
             return Pending(key=key, **results.so_far(state, state.turn_spend()))
 
     async def resume(
-        self, session: AnySession, *, force: bool = False, takeover: bool = False
+        self,
+        session: AnySession,
+        *,
+        force: bool = False,
+        takeover: bool = False,
+        scope: Any = None,
     ) -> TurnResult | None:
-        """Go on with an interrupted turn and with queued messages; None if nothing was open."""
+        """Go on with an interrupted turn and with queued messages; None if nothing was open.
+
+        `scope` is for whom the open turn acts where its message left no reference.
+        """
+        acts_for = scope_of(scope)
         async with self._claims.driving(id_of(session), takeover=takeover) as driver:
-            result = await driver.resume(force=force)
+            result = await driver.resume(force=force, scope=acts_for)
             return None if result is None else self._typed(driver.state.agent, result)
 
     async def retry(self, session: AnySession, *, takeover: bool = False) -> TurnResult | None:
@@ -534,14 +561,27 @@ class Runtime(Embedding):
         *,
         wait: int | None = None,
         by: str | None = None,
+        scope: Any = None,
     ) -> InboxItem:
         """Answer a call that waits: a value, `Approve()`, `Deny(reason)` or `Fail(error)`.
 
         It is durable on return. The session goes on in the background where its agent is here and
-        nobody drives it; otherwise with the next `resume`.
+        nobody drives it; otherwise with the next `resume`. An approved call acts for its approver:
+        the reference of `scope` is stored with the approval. For the rest of the turn the scope
+        counts where the message left no reference.
         """
-        item = await answers.answer(self.store, id_of(session), call_id, said, wait=wait, by=by)
-        await self._wake(id_of(session))
+        acts_for = scope_of(scope)
+        item = await answers.answer(
+            self.store,
+            id_of(session),
+            call_id,
+            said,
+            wait=wait,
+            by=by,
+            scope=acts_for,
+            redact=self.engine.guards.redacted,
+        )
+        await self._wake(id_of(session), acts_for)
         return item
 
     async def extend(
@@ -577,9 +617,9 @@ class Runtime(Embedding):
             await self._wake(session_id)
         return found
 
-    async def _wake(self, session_id: str) -> None:
+    async def _wake(self, session_id: str, scope: Scope | None = None) -> None:
         """Let a session take up what arrived in its inbox, here if it can be driven here."""
-        self._claims.take_up(await self.store.load_state(session_id))
+        self._claims.take_up(await self.store.load_state(session_id), scope)
 
     async def settled(self) -> None:
         """Wait until nothing is driven in the background."""
@@ -678,14 +718,20 @@ def open_runtime(
     agents: Iterable[Agent[Any]] = (),
     recover: bool = False,
     allow_unconfined: bool = False,
+    scopes: Callable[[str], Any] | None = None,
+    secrets: Callable[[str], Any] | None = None,
+    redact: Callable[[str, Any], Any] | None = None,
     **settings: Unpack[SettingsOptions],
 ) -> Opening:
     """Open a runtime on a store (by default the nearest `.holdfast`), ready to drive sessions.
 
     Use it as `async with holdfast.open(…) as runtime`, or await it and close the runtime later.
+    `scopes` turns the stored reference of a scope into a scope, `secrets` a name into a secret, and
+    `redact(kind, value)` returns what is stored instead of a value.
     """
     given: dict[str, Any] = {**settings, "model": model, "leaf_model": leaf_model}
-    return Opening(_open(store, given, agents, recover, allow_unconfined))
+    guards = Guards(scopes, secrets, redact)
+    return Opening(_open(store, given, agents, recover, allow_unconfined, guards))
 
 
 async def _open(
@@ -694,6 +740,7 @@ async def _open(
     agents: Iterable[Agent[Any]],
     recover: bool,
     allow_unconfined: bool,
+    guards: Guards,
 ) -> Runtime:
     models: list[Model] = []
     for name in ("model", "leaf_model"):
@@ -717,6 +764,7 @@ async def _open(
             models=models,
             kernels=Kernels(allow_unconfined=allow_unconfined),
             owns_store=owns,
+            guards=guards,
         )
         if recover:
             await runtime.recover()

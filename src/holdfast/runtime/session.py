@@ -100,6 +100,7 @@ class Session(Generic[T]):
         key: str | None = None,
         timeout: float | None = None,
         takeover: bool = False,
+        scope: Any = None,
     ) -> T:
         """Return the final value of a message's turn; raise TurnNotFinal with any other result."""
         result = await self.send(
@@ -109,6 +110,7 @@ class Session(Generic[T]):
             key=key,
             timeout=timeout,
             takeover=takeover,
+            scope=scope,
         )
         value: T = result.unwrap()
         return value
@@ -122,6 +124,7 @@ class Session(Generic[T]):
         key: str | None = None,
         timeout: float | None = None,
         takeover: bool = False,
+        scope: Any = None,
     ) -> ResultOf[T]:
         """Work one message until a terminal outcome; see `Runtime.send`."""
         return await self.runtime.send(
@@ -132,15 +135,19 @@ class Session(Generic[T]):
             key=key,
             timeout=timeout,
             takeover=takeover,
+            scope=scope,
         )
 
     async def result(self, key: str) -> ResultOf[T]:
         """Return what came of the message with a key; see `Runtime.result`."""
         return await self.runtime.result(await self._there(), key)
 
-    async def resume(self, *, force: bool = False, takeover: bool = False) -> ResultOf[T] | None:
+    async def resume(
+        self, *, force: bool = False, takeover: bool = False, scope: Any = None
+    ) -> ResultOf[T] | None:
         """Go on with what is open; see `Runtime.resume`."""
-        return await self.runtime.resume(await self._there(), force=force, takeover=takeover)
+        there = await self._there()
+        return await self.runtime.resume(there, force=force, takeover=takeover, scope=scope)
 
     async def retry(self, *, takeover: bool = False) -> ResultOf[T] | None:
         """Take up the last turn again if it ended without a value; see `Runtime.retry`."""
@@ -183,10 +190,17 @@ class Session(Generic[T]):
         return fork
 
     async def answer(
-        self, call_id: str, said: Any, *, wait: int | None = None, by: str | None = None
+        self,
+        call_id: str,
+        said: Any,
+        *,
+        wait: int | None = None,
+        by: str | None = None,
+        scope: Any = None,
     ) -> InboxItem:
         """Answer a call that waits; see `Runtime.answer`."""
-        return await self.runtime.answer(await self._there(), call_id, said, wait=wait, by=by)
+        there = await self._there()
+        return await self.runtime.answer(there, call_id, said, wait=wait, by=by, scope=scope)
 
     async def extend(self, call_id: str, deadline: datetime, *, by: str | None = None) -> InboxItem:
         """Move the deadline of a call that waits."""
@@ -203,9 +217,12 @@ class Session(Generic[T]):
         *,
         key: str,
         name: str | None = None,
+        scope: Any = None,
     ) -> Any:
         """Make a call through the ledger, once per key; see `Runtime.call`."""
-        return await self.runtime.call(await self._there(), tool, arguments, key=key, name=name)
+        return await self.runtime.call(
+            await self._there(), tool, arguments, key=key, name=name, scope=scope
+        )
 
     async def record(
         self, kind: str, value: Any, *, key: str | None = None, expected: int | None = None

@@ -385,6 +385,9 @@ def open_sync(
     agents: Iterable[Agent[Any]] = (),
     recover: bool = False,
     allow_unconfined: bool = False,
+    scopes: Callable[[str], Any] | None = None,
+    secrets: Callable[[str], Any] | None = None,
+    redact: Callable[[str, Any], Any] | None = None,
     **settings: Unpack[SettingsOptions],
 ) -> SyncRuntime:
     """Open a runtime whose methods block; see `holdfast.open`."""
@@ -396,6 +399,9 @@ def open_sync(
             agents=agents,
             recover=recover,
             allow_unconfined=allow_unconfined,
+            scopes=scopes,
+            secrets=secrets,
+            redact=redact,
             **settings,
         )
     )

@@ -91,6 +91,7 @@ class SyncSession(Generic[T]):
         key: str | None = None,
         timeout: float | None = None,
         takeover: bool = False,
+        scope: Any = None,
     ) -> T:
         """Return the final value of a message's turn; raise TurnNotFinal with any other result."""
         return self.runtime.wait(
@@ -101,6 +102,7 @@ class SyncSession(Generic[T]):
                 key=key,
                 timeout=timeout,
                 takeover=takeover,
+                scope=scope,
             )
         )
 
@@ -113,6 +115,7 @@ class SyncSession(Generic[T]):
         key: str | None = None,
         timeout: float | None = None,
         takeover: bool = False,
+        scope: Any = None,
     ) -> ResultOf[T]:
         """Work one message until a terminal outcome; see `Runtime.send`."""
         return self.runtime.wait(
@@ -123,6 +126,7 @@ class SyncSession(Generic[T]):
                 key=key,
                 timeout=timeout,
                 takeover=takeover,
+                scope=scope,
             )
         )
 
@@ -130,9 +134,11 @@ class SyncSession(Generic[T]):
         """Return what came of the message with a key; see `Runtime.result`."""
         return self.runtime.wait(self._session.result(key))
 
-    def resume(self, *, force: bool = False, takeover: bool = False) -> ResultOf[T] | None:
+    def resume(
+        self, *, force: bool = False, takeover: bool = False, scope: Any = None
+    ) -> ResultOf[T] | None:
         """Go on with what is open; see `Runtime.resume`."""
-        return self.runtime.wait(self._session.resume(force=force, takeover=takeover))
+        return self.runtime.wait(self._session.resume(force=force, takeover=takeover, scope=scope))
 
     def retry(self, *, takeover: bool = False) -> ResultOf[T] | None:
         """Take up the last turn again if it ended without a value; see `Runtime.retry`."""

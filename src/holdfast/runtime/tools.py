@@ -27,6 +27,7 @@ from holdfast.core.errors import InvalidInput, InvalidSettings, NotFound, check_
 from holdfast.core.facts import Effect, Executor, UnknownPolicy
 from holdfast.core.records import digest_id
 from holdfast.kernels.port import HostFunction
+from holdfast.runtime.scope import Secret
 
 logger = logging.getLogger("holdfast.runtime")
 
@@ -38,6 +39,7 @@ Approval = bool | Callable[[Mapping[str, Any]], bool]
 EFFECTS = get_args(Effect)
 EXECUTORS = get_args(Executor)
 POLICIES = get_args(UnknownPolicy)
+MAX_RETRIES = 10
 
 RESERVED_NAMES = frozenset(
     {"FINAL", "CallError", "inspect", "budget", "ask"}
@@ -68,7 +70,8 @@ class Tool:
     """One function: what it is called, how it is called, what runs it and what repeating it does.
 
     `signature` is a stub such as `(query: str, limit: int = 10) -> list[str]`; `parameters` is the
-    JSON schema of its arguments. `context` names the argument that takes a `CallContext`.
+    JSON schema of its arguments. `context` names the argument that takes a `CallContext`, `secrets`
+    those that take secrets, with their names. `retry` is how often a call that fails is made again.
     """
 
     name: str
@@ -85,6 +88,8 @@ class Tool:
     returns: Mapping[str, Any] | None = None  # the JSON schema of its result, where it is known
     context: str | None = None
     needs_scope: bool = False
+    retry: int = 0
+    secrets: Mapping[str, str] = field(default_factory=dict)
     check: Callable[[Mapping[str, Any]], dict[str, Any]] | None = None
 
     def __post_init__(self) -> None:
@@ -101,6 +106,13 @@ class Tool:
                 raise InvalidSettings(f"{where}: {what} is one of {allowed}, not {value!r}")
         if not isinstance(self.approval, bool) and not callable(self.approval):
             raise InvalidSettings(f"{where}: approval is True, False or a function of arguments")
+        if type(self.retry) is not int or not 0 <= self.retry <= MAX_RETRIES:
+            raise InvalidSettings(f"{where}: retry is a number from 0 to {MAX_RETRIES}")
+        if self.retry and self.effect == "once":
+            raise InvalidSettings(
+                f"{where}: a tool whose effect is 'once' is never repeated; declare it idempotent "
+                "or pure, or leave out retry"
+            )
         parsed = _parsed(self.name, self.signature)
         if parsed is None:
             raise InvalidSettings(f"{where}: {self.signature!r} is not a signature")
@@ -221,6 +233,7 @@ def tool(
     unknown: UnknownPolicy = ...,
     assignee: str | None = ...,
     needs_scope: bool = ...,
+    retry: int = ...,
     signature: str | None = ...,
     name: str | None = ...,
 ) -> Callable[[_F], _F]: ...
@@ -269,12 +282,15 @@ def make_tool(
     title = str(name or getattr(function, "__name__", ""))
     try:
         found = inspect.signature(function, eval_str=True)
+        annotated = typing.get_type_hints(function, include_extras=True)
         hints = typing.get_type_hints(function)
     except (TypeError, ValueError, NameError) as error:
         raise InvalidSettings(f"tool {title!r}: its signature cannot be read: {error}") from error
     context = next((key for key, hint in hints.items() if hint is CallContext), None)
+    secrets = _secrets(annotated)
+    hidden = {context, *secrets}
     shown = found.replace(
-        parameters=[item for key, item in found.parameters.items() if key != context]
+        parameters=[item for key, item in found.parameters.items() if key not in hidden]
     )
     text = _written(shown)
     if signature is not None:
@@ -289,9 +305,20 @@ def make_tool(
         parameters=parameters,
         returns=_returned(hints),
         context=context,
+        secrets=secrets,
         check=check,
         **declared,
     )
+
+
+def _secrets(annotated: Mapping[str, Any]) -> dict[str, str]:
+    """Return the arguments that take secrets, with the names of those."""
+    return {
+        argument: part.name
+        for argument, hint in annotated.items()
+        for part in getattr(hint, "__metadata__", ())
+        if isinstance(part, Secret)
+    }
 
 
 def _written(found: inspect.Signature) -> str:

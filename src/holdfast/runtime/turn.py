@@ -30,7 +30,9 @@ from holdfast.models.spend import Ceiling, spent
 from holdfast.runtime import budget, results, schemas, settle
 from holdfast.runtime.blueprint import Blueprint
 from holdfast.runtime.compaction import Compactor
+from holdfast.runtime.dispatch import Dispatcher
 from holdfast.runtime.harness import Acted, Harness
+from holdfast.runtime.hooks import HALTED, Halted, reserve
 from holdfast.runtime.inbox import admitted
 from holdfast.runtime.journal import Journal
 from holdfast.runtime.requests import chained, request_digest
@@ -74,6 +76,7 @@ class TurnLoop:
     model: Model
     toolsets: tuple[Toolset, ...]
     shortage: Shortage
+    dispatcher: Dispatcher
     until_moved: Callable[[], Awaitable[bool]]
     """Waits while children are driven here; tells whether what waited for them can go on."""
     output_schema: dict[str, Any] | None = None
@@ -110,6 +113,8 @@ class TurnLoop:
                         result = await self._start_step()
             except DrivingTimeUsedUp:
                 return await self._out_of_time()
+            except Halted as halted:
+                return await self._halted(str(halted))
             if result is not None:
                 return result
 
@@ -161,7 +166,8 @@ class TurnLoop:
 
     def _context(self) -> int:
         """Return about how many tokens the next call sends."""
-        return self.transcript.tokens + estimate_tokens(self.blueprint.prompt)
+        kept_free = reserve(self.dispatcher.hooks.hooks)
+        return self.transcript.tokens + estimate_tokens(self.blueprint.prompt) + kept_free
 
     async def _take_steering(self) -> None:
         """Show the model what was sent while it worked, after the results of its last reply."""
@@ -211,13 +217,26 @@ class TurnLoop:
 
     async def _ask(self) -> TurnResult | None:
         try:
-            reply = await self._within_time(self._asked())
+            added = await self._within_time(self._injected())
+            reply = await self._within_time(self._asked(added))
         except ModelError as error:
             return await self._model_failed(error)
         await self._store_reply(reply)
+        hooks = self.dispatcher.hooks
+        if hooks.has("after_reply"):
+            context = await self.dispatcher.hook_context()
+            await self._within_time(hooks.tell("after_reply", context, reply.message))
         return None
 
-    def _asked(self) -> Awaitable[ModelReply]:
+    async def _injected(self) -> str:
+        """Return what hooks add to this request: never stored, asked again after a kill."""
+        hooks = self.dispatcher.hooks
+        if not hooks.has("before_model"):
+            return ""
+        context = await self.dispatcher.hook_context()
+        return await hooks.injected(context, self.transcript.messages)
+
+    def _asked(self, added: str) -> Awaitable[ModelReply]:
         settings, context = self.blueprint.settings, self._context()
         messages = tuple(self.transcript.messages)
         note = "\n\n".join(
@@ -225,6 +244,7 @@ class TurnLoop:
             for text in (
                 budget.warning(settings, self.state, context),
                 transient_text(self.toolsets),
+                added,
             )
             if text
         )
@@ -435,6 +455,25 @@ class TurnLoop:
         )
         status: TurnStatus = "timed_out" if isinstance(error, ModelTimeout) else "failed"
         return await settle.ended(self.journal, status, error.code, str(error), before=[step])
+
+    async def _halted(self, why: str) -> TurnResult:
+        """End the turn that a hook halted; a model that was not asked has cost nothing."""
+        turn = self.state.turn
+        assert turn is not None
+        before: list[Fact] = []
+        if turn.phase == "asking":
+            before = [
+                StepPut(
+                    step=turn.step,
+                    turn=turn.turn,
+                    status="failed",
+                    model=self.model.name,
+                    cost_usd="0",
+                    usage={"input_tokens": 0, "output_tokens": 0},
+                    error=settle.problem(HALTED, why),
+                )
+            ]
+        return await settle.ended(self.journal, "failed", HALTED, why, before=before)
 
     def _ceiling(self) -> Ceiling:
         """Return the most that one attempt at the model can cost now."""

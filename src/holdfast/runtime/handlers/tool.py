@@ -9,24 +9,20 @@ person is asked for it.
 
 from __future__ import annotations
 
-import asyncio
-import inspect
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
-from datetime import datetime
+from dataclasses import dataclass, replace
 from typing import Any
 
-from holdfast.core import values
-from holdfast.core.errors import FileNotKept, HoldfastError, UnsupportedValue
-from holdfast.core.facts import CallApproved, CallDispatched, CallSuspended, Outcome
+from holdfast.core.errors import FileNotKept
+from holdfast.core.facts import CallApproved, CallDispatched, CallSuspended
 from holdfast.core.payloads import slot
-from holdfast.kernels.port import Encoded, HostAnswer, HostCall, RecordedCall
+from holdfast.kernels.port import HostAnswer, HostCall, RecordedCall
 from holdfast.runtime.calls import Ledger, Recorded, nanoseconds
+from holdfast.runtime.dispatch import Dispatcher, Running
 from holdfast.runtime.handlers.question import deadline_after
-from holdfast.runtime.tools import CallContext, Tool, Toolset, find
-
-Ran = tuple[Outcome, Encoded | None, str | None]
+from holdfast.runtime.hooks import Halted
+from holdfast.runtime.tools import Tool, Toolset, find
 
 
 @dataclass(slots=True)
@@ -36,6 +32,7 @@ class ToolHandler:
     ledger: Ledger
     toolsets: tuple[Toolset, ...]
     renew: Callable[[], Awaitable[None]]
+    dispatcher: Dispatcher
 
     async def recorded(self) -> list[tuple[int, RecordedCall]]:
         """Return the recorded calls of this evaluation."""
@@ -45,8 +42,12 @@ class ToolHandler:
         """Carry out one call, or go on with one that the log has without an outcome."""
         tool = find(self.toolsets, call.function)
         if tool.effect == "pure" and tool.executor == "server" and not tool.approval:
-            ran = await self._run(tool, call, self.ledger.call_id(call), None)
-            return await self.ledger.pure(call, *ran)
+            running = self._running(tool, call, self.ledger.call_id(call))
+            await self.dispatcher.allow(running)
+            ran = await self.dispatcher.run(running)
+            answer = await self.ledger.pure(call, *ran)
+            await self.dispatcher.told(running, ran)
+            return answer
         known = self.ledger.calls.get(call.key)
         if known is None:
             refusal = await self._request(tool, call)
@@ -106,35 +107,38 @@ class ToolHandler:
     ) -> HostAnswer:
         # Fencing protects the log, not the world: look at the lease right before the effect.
         await self.renew()
-        edited = None
+        running = self._running(tool, call, call_id, approved)
         if approved is not None and approved.arguments is not None:
-            edited = await self.ledger.journal.value(approved.arguments)
+            edited: Any = await self.ledger.journal.value(approved.arguments)
+            running = replace(running, args=(), kwargs=edited)
+        try:
+            await self.dispatcher.allow(running)
+        except Halted as halted:
+            # It has not run: settled as dispatched, it would count as unknown.
+            await self.ledger.resolve(call_id, "cancelled", error=str(halted))
+            raise
         started = time.monotonic()
-        ran = await self._run(tool, call, call_id, edited)
+        ran = await self.dispatcher.run(running)
         elapsed = int((time.monotonic() - started) * 1000)
-        return await self.ledger.resolve(call_id, *ran, elapsed)
+        answer = await self.ledger.resolve(call_id, *ran, elapsed)
+        await self.dispatcher.told(running, ran)
+        return answer
 
-    async def _run(self, tool: Tool, call: HostCall, call_id: str, edited: Any) -> Ran:
-        args, kwargs = call.args, dict(call.kwargs)
-        if isinstance(edited, dict):
-            args, kwargs = (), edited
-        if tool.context is not None:
-            journal = self.ledger.journal
-            try:
-                args, kwargs = (), tool.bind(args, kwargs)
-            except TypeError as error:
-                return "error", None, f"TypeError: {error}"
-            pending = journal.state.calls.get(call_id)
-            deadline = None if pending is None else pending.deadline
-            kwargs[tool.context] = CallContext(
-                call_id=call_id,
-                session=journal.session,
-                epoch=journal.lease.epoch,
-                tenant=journal.state.tenant,
-                turn=self.ledger.turn,
-                deadline=None if deadline is None else datetime.fromisoformat(deadline),
-            )
-        return await run(tool, args, kwargs, call.function)
+    def _running(
+        self, tool: Tool, call: HostCall, call_id: str, approved: CallApproved | None = None
+    ) -> Running:
+        pending = self.ledger.journal.state.calls.get(call_id)
+        return Running(
+            tool=tool,
+            name=call.function,
+            call_id=call_id,
+            args=tuple(call.args),
+            kwargs=call.kwargs,
+            turn=self.ledger.turn,
+            step=self.ledger.step,
+            deadline=None if pending is None else pending.deadline,
+            approved=approved,
+        )
 
 
 def first_wait(
@@ -180,59 +184,3 @@ def unknown_wait(call_id: str, name: str) -> CallSuspended:
         prompt=slot({"tool": name, "text": text}, "prompt"),
         reason="the outcome is unknown",
     )
-
-
-async def run(tool: Tool, args: tuple[Any, ...], kwargs: dict[str, Any], name: str) -> Ran:
-    """Run a tool's function; whatever it raises is an outcome, and none of it ends the loop."""
-    assert tool.call is not None
-    try:
-        if inspect.iscoroutinefunction(tool.call):
-            result: Any = await tool.call(*args, **kwargs)
-        else:
-            result = await _in_thread(tool.call, args, kwargs)
-            if inspect.isawaitable(result):
-                result = await result
-        return "ok", Encoded(*values.encode(result)), None
-    except UnsupportedValue as error:
-        return "error", None, f"TypeError: {name} returned what cannot be kept: {error}"
-    except asyncio.CancelledError as error:
-        task = asyncio.current_task()
-        if task is not None and task.cancelling():
-            raise
-        # Cancelled inside of the function: to its caller that is a failure as any other.
-        return "error", None, f"CancelledError: {error}"
-    except HoldfastError as error:
-        return "error", None, f"{type(error).__name__}: {error}"
-    except Exception as error:
-        return "error", None, f"{type(error).__name__}: {_text_of(error)}"
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:
-        # Code of the embedder must not end the event loop that drives every session.
-        return "error", None, f"RuntimeError: the function raised {type(error).__name__}({error})"
-
-
-async def _in_thread(
-    function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
-    """Call a function that may block; whatever it raises is an ordinary exception here."""
-
-    def work() -> Any:
-        try:
-            return function(*args, **kwargs)
-        except StopIteration as error:
-            # No future takes one (before Python 3.12 it would never be done).
-            raise RuntimeError(f"the function raised StopIteration({error.value!r})") from error
-        except Exception:
-            raise
-        except BaseException as error:
-            raise RuntimeError(f"the function raised {type(error).__name__}({error})") from error
-
-    return await asyncio.to_thread(work)
-
-
-def _text_of(error: BaseException) -> str:
-    try:
-        return str(error)
-    except Exception:
-        return "(its text cannot be made)"

@@ -12,6 +12,7 @@ from holdfast.core.payloads import Slot
 from holdfast.models.port import ToolSpec
 from holdfast.runtime.blueprint import Blueprint
 from holdfast.runtime.children import Children
+from holdfast.runtime.dispatch import Dispatcher
 from holdfast.runtime.journal import Journal
 from holdfast.runtime.shortage import Shortage
 from holdfast.stores.port import InboxDraft
@@ -43,6 +44,7 @@ class Harness(Protocol):
     children: Children
     shortage: Shortage
     blueprint: Blueprint
+    dispatcher: Dispatcher
 
     @property
     def tools(self) -> tuple[ToolSpec, ...]:

@@ -40,6 +40,7 @@ from holdfast.runtime.blueprint import Blueprint
 from holdfast.runtime.brokers import MODULE
 from holdfast.runtime.calls import Ledger, id_of, in_order, nanoseconds
 from holdfast.runtime.children import Children, Posts, stops
+from holdfast.runtime.dispatch import Dispatcher
 from holdfast.runtime.engine import Engine
 from holdfast.runtime.handlers import Handler, child, leaf, question
 from holdfast.runtime.handlers.child import ChildHandler
@@ -76,6 +77,7 @@ class CodeHarness:
         self.journal = journal
         self.children = children
         self.shortage = shortage
+        self.dispatcher = Dispatcher(journal, engine.guards)
         self._engine = engine
         self.blueprint = blueprint
         self._toolsets = toolsets
@@ -268,7 +270,7 @@ class CodeHarness:
         )
         children = ChildHandler(ledger, self._engine, self.shortage, self.children)
         store, lease = self.journal.store, self.journal.lease
-        tools = ToolHandler(ledger, self._toolsets, renew=lambda: store.renew(lease))
+        tools = ToolHandler(ledger, self._toolsets, lambda: store.renew(lease), self.dispatcher)
         return leaves, children, QuestionHandler(ledger), tools
 
     async def _evaluated(

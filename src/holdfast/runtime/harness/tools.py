@@ -14,7 +14,6 @@ import json
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from datetime import datetime
 from typing import Any
 
 from holdfast.core import values
@@ -35,13 +34,15 @@ from holdfast.models.port import ToolSpec
 from holdfast.runtime.blueprint import Blueprint
 from holdfast.runtime.calls import pages
 from holdfast.runtime.children import Children
+from holdfast.runtime.dispatch import Dispatcher, Running
 from holdfast.runtime.engine import Engine
 from holdfast.runtime.handlers.question import deadline_after
-from holdfast.runtime.handlers.tool import first_wait, outside_wait, run, unknown_wait
+from holdfast.runtime.handlers.tool import first_wait, outside_wait, unknown_wait
 from holdfast.runtime.harness import Acted
+from holdfast.runtime.hooks import Halted
 from holdfast.runtime.journal import Journal
 from holdfast.runtime.shortage import Shortage
-from holdfast.runtime.tools import CallContext, Tool, Toolset, path
+from holdfast.runtime.tools import Tool, Toolset, path
 from holdfast.runtime.transcript import Transcript
 
 RESULT_CHARACTERS = 60_000
@@ -76,6 +77,7 @@ class ToolsHarness:
         self.children = children
         self.shortage = shortage
         self.blueprint = blueprint
+        self.dispatcher = Dispatcher(journal, engine.guards)
         self._fresh: set[str] = set()
         """Calls that this process recorded as dispatched and has not run yet."""
         self._tools = {
@@ -253,15 +255,28 @@ class ToolsHarness:
                 runs.append((call, tool))
         if starts:
             await self.journal.append(lambda _: [CallDispatched(calls=starts)])
-        if not runs:
-            return
+        if runs:
+            await self._start(runs)
+
+    async def _start(self, runs: list[tuple[_Call, Tool]]) -> None:
+        """Run calls that are recorded as dispatched, side by side."""
         # Fencing protects the log, not the world: look at the lease right before the effects.
         await self.journal.store.renew(self.journal.lease)
         self._fresh.clear()
+        asked = [await self._running(call, tool) for call, tool in runs]
+        ready = [running for running in asked if running is not None]
+        try:
+            for running in ready:
+                await self.dispatcher.allow(running)
+        except Halted as halted:
+            # None of them has run: settled as dispatched, they would count as unknown.
+            for running in ready:
+                await self._resolve(running.call_id, "cancelled", error=str(halted))
+            raise
         try:
             async with asyncio.TaskGroup() as group:
-                for call, tool in runs:
-                    group.create_task(self._run(call, tool))
+                for running in ready:
+                    group.create_task(self._run(running))
         except ExceptionGroup as failures:
             raise failures.exceptions[0] from failures
 
@@ -278,31 +293,36 @@ class ToolsHarness:
         found: Any = await self.journal.value(source)
         return dict(found)
 
-    async def _run(self, call: _Call, tool: Tool) -> None:
+    async def _running(self, call: _Call, tool: Tool) -> Running | None:
+        """Return a call as it is run; None where edited arguments do not fit, which is recorded."""
         assert call.request is not None
-        request, journal = call.request, self.journal
+        request = call.request
         arguments = await self._arguments(call)
         if tool.check is not None:
             try:
                 arguments = tool.check(arguments)
             except InvalidInput as error:
                 await self._resolve(request.call_id, "error", error=str(error))
-                return
-        if tool.context is not None:
-            deadline = request.deadline
-            arguments[tool.context] = CallContext(
-                call_id=request.call_id,
-                session=journal.session,
-                epoch=journal.lease.epoch,
-                tenant=journal.state.tenant,
-                turn=request.turn,
-                deadline=None if deadline is None else datetime.fromisoformat(deadline),
-            )
+                return None
+        return Running(
+            tool=tool,
+            name=request.name,
+            call_id=request.call_id,
+            kwargs=arguments,
+            turn=request.turn,
+            step=request.step or 0,
+            deadline=request.deadline,
+            approved=call.approved,
+        )
+
+    async def _run(self, running: Running) -> None:
         started = time.monotonic()
-        outcome, value, failure = await run(tool, (), arguments, request.name)
+        ran = await self.dispatcher.run(running)
+        outcome, value, failure = ran
         result = None if value is None else slot_of_bytes(value.encoding, value.data, "answer")
         elapsed = int((time.monotonic() - started) * 1000)
-        await self._resolve(request.call_id, outcome, result, failure, elapsed)
+        await self._resolve(running.call_id, outcome, result, failure, elapsed)
+        await self.dispatcher.told(running, ran)
 
     async def _suspend(self, wait: CallSuspended) -> None:
         await self.journal.append(
