@@ -503,3 +503,31 @@ SELECT 'i', s.tenant, s.id, s.seq, i.moved FROM {schema}.inbox i
 JOIN {schema}.sessions s ON s.key = i.session WHERE i.moved >= %(since)s
 UNION ALL
 SELECT 't', tenant, id, 0, moved FROM {schema}.tombstones WHERE moved >= %(since)s
+
+-- name: last_audit
+SELECT max(number) FROM {schema}.audit WHERE session = %s
+
+-- name: insert_audit
+INSERT INTO {schema}.audit (session, number, at, record) VALUES (%s, %s, %s, %s)
+
+-- name: list_audit
+SELECT number, at, record FROM {schema}.audit
+WHERE session = %s AND number > %s ORDER BY number LIMIT %s
+
+-- name: delete_audit
+DELETE FROM {schema}.audit WHERE session = %s
+
+-- part: audit_filter
+(%(of)s::text IS NULL OR session IN (SELECT key FROM {schema}.sessions WHERE tenant = %(of)s))
+
+-- name: delete_old_audit
+DELETE FROM {schema}.audit WHERE at < %(before)s AND {audit_filter} RETURNING 1
+
+-- name: delete_surplus_audit
+DELETE FROM {schema}.audit WHERE (session, number) IN (
+  SELECT session, number FROM (
+    SELECT session, number,
+      row_number() OVER (PARTITION BY session ORDER BY number DESC) AS place
+    FROM {schema}.audit WHERE {audit_filter}
+  ) numbered WHERE place > %(keep)s
+) RETURNING 1

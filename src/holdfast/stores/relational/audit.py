@@ -28,7 +28,7 @@ def page(address: Address, after: int, limit: int) -> Plan[list[AuditRow]]:
 
 def collect(tenant: str | None, before: str, keep: int | None) -> Plan[int]:
     """Remove old rows and those beyond the number to keep, of a tenant or of all."""
-    gone: int = yield Change("delete_old_audit", {"before": before, "of": tenant})
+    gone: int = yield Change("delete_old_audit", {"before": before, "of": tenant}, counted=True)
     if keep is not None:
-        gone += yield Change("delete_surplus_audit", {"keep": keep, "of": tenant})
+        gone += yield Change("delete_surplus_audit", {"keep": keep, "of": tenant}, counted=True)
     return gone
