@@ -252,17 +252,21 @@ def offered(
 def match_tools(
     store: SessionStore, blueprint: Blueprint, agent: Agent[Any]
 ) -> tuple[Toolset, ...]:
-    """Return the agent's tools that the settings in force name, as far as they are here.
+    """Return the tools that the settings in force name; for those that are gone, a stand-in.
 
     A turn that is open goes on with these; what the agent has changed is taken up by the next one.
     """
     admitted = offered(agent, blueprint.capability, blueprint.settings.work_area, store)
-    wanted = {
-        (stamp["name"], item["name"]) for stamp in blueprint.stamps for item in stamp["tools"]
-    }
+    here = {(item.name, one.name): one for item in admitted for one in item.tools}
+    known = {item.name: item for item in admitted}
     kept = []
-    for item in admitted:
-        tools = tuple(one for one in item.tools if (item.name, one.name) in wanted)
-        if tools:
-            kept.append(replace(item, tools=tools))
+    for stamp in blueprint.stamps:
+        name = stamp["name"]
+        tools = tuple(
+            here.get((name, item["name"])) or tool_module.stand_in(item) for item in stamp["tools"]
+        )
+        group = known.get(name)
+        kept.append(
+            Toolset(name, stamp["version"], tools) if group is None else replace(group, tools=tools)
+        )
     return tuple(kept)

@@ -27,6 +27,7 @@ from holdfast.core.facts import (
     Fact,
     LeafCalled,
     Outcome,
+    UnknownPolicy,
 )
 from holdfast.core.payloads import Slot, slot, slot_of_bytes
 from holdfast.kernels.port import CallKey, Encoded, FileRead, HostAnswer, HostCall, RecordedCall
@@ -191,6 +192,7 @@ class Ledger:
         kind: CallKind = "tool",
         approval: bool = False,
         deadline: str | None = None,
+        policy: UnknownPolicy = "tell",
     ) -> CallRequested:
         """Return the intent of a call."""
         return CallRequested(
@@ -208,6 +210,7 @@ class Ledger:
             files=read_before(call),
             approval=approval,
             deadline=deadline,
+            policy=policy,
         )
 
     async def keep_files(self, call: HostCall) -> None:

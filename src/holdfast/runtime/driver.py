@@ -527,12 +527,21 @@ class Driver:
         found = await self._works(left.messages[:1])
         return found[0] if found else None
 
-    async def configure(self, explicit: Mapping[str, Any], by: str | None) -> None:
-        """Change the settings of the session on request, which may widen them."""
-        if self.state.turn is not None:
+    async def configure(self, explicit: Mapping[str, Any], by: str | None, now: bool) -> None:
+        """Change the settings of the session on request, which may widen them.
+
+        An open turn keeps its settings, unless they change `now`, which takes a step boundary.
+        """
+        turn = self.state.turn
+        if turn is not None and not now:
             raise SessionBusy(
                 f"session {self.lease.session!r} has an open turn, which keeps its settings; "
-                "resume or stop it first"
+                "resume or stop it first, or configure it with now=True"
+            )
+        if turn is not None and (self.state.calls or turn.phase == "replied"):
+            raise SessionBusy(
+                f"turn {turn.turn} of session {self.lease.session!r} is inside of a step: its "
+                "reply has calls or cells to finish; resume it first"
             )
         await self._compare(explicit, by)
 
@@ -577,7 +586,10 @@ class Driver:
                 agent_version=agent.version,
                 by=by,
             )
-            await self.journal.append(lambda _: [fact], payloads=payloads)
+            why = settle.problem("lost", "the process ended while the model was being asked")
+            await self.journal.append(
+                lambda state: [*settle.step_lost(state, why), fact], payloads=payloads
+            )
             await warm.close()
             self.warm = warm = await self._build()
         warm.compared = True

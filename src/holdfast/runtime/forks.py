@@ -158,6 +158,9 @@ async def fork_session(
     first = (await store.read_events(source, limit=1))[0].fact()
     assert isinstance(first, SessionStarted)
     configured = await _configured_at(store, source, int(derived.origin["seq"]))
+    if head_id is None and step is None:
+        # Forked from where it stands now: what was configured since its last head counts.
+        configured = (await store.load_state(source)).configured
     started = replace(
         derived.onto(first),
         kind="fork",

@@ -424,6 +424,7 @@ class Runtime(Embedding):
         session: AnySession,
         *,
         by: str | None = None,
+        now: bool = False,
         model: str | None = None,
         leaf_model: str | None = None,
         **settings: Unpack[SettingsOptions],
@@ -431,12 +432,13 @@ class Runtime(Embedding):
         """Change what a session is driven with from its next turn on, and record who did it.
 
         Unlike a changed agent by itself, it may widen: limits grow, and tools that the agent has
-        got since are let in.
+        got since are let in. With `now` a turn that was interrupted between two steps goes on with
+        the new settings.
         """
         given: dict[str, Any] = {**settings, "model": model, "leaf_model": leaf_model}
         explicit = {name: value for name, value in given.items() if value is not None}
         async with self._claims.driving(id_of(session)) as driver:
-            await driver.configure(explicit, by)
+            await driver.configure(explicit, by, now)
 
     async def compact(
         self, session: AnySession, *strategies: str, takeover: bool = False

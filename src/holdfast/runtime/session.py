@@ -157,13 +157,14 @@ class Session(Generic[T]):
         self,
         *,
         by: str | None = None,
+        now: bool = False,
         model: str | None = None,
         leaf_model: str | None = None,
         **settings: Unpack[SettingsOptions],
     ) -> None:
         """Change what the session is driven with from its next turn on; see `Runtime.configure`."""
         await self.runtime.configure(
-            await self._there(), by=by, model=model, leaf_model=leaf_model, **settings
+            await self._there(), by=by, now=now, model=model, leaf_model=leaf_model, **settings
         )
 
     async def compact(self, *strategies: str, takeover: bool = False) -> Compaction | None:

@@ -117,6 +117,11 @@ class Tool:
         if parsed is None:
             raise InvalidSettings(f"{where}: {self.signature!r} is not a signature")
 
+    @property
+    def gone(self) -> bool:
+        """Tell whether it only stands for a tool that the agent does not have any more."""
+        return self.call is _gone
+
     def needs_approval(self, arguments: Mapping[str, Any]) -> bool:
         """Tell whether a person must let this call go ahead; a rule that fails says yes."""
         if isinstance(self.approval, bool):
@@ -445,6 +450,20 @@ def admit(toolsets: Iterable[Toolset], capability: Capability) -> tuple[Toolset,
 def path(toolset: Toolset, item: Tool) -> str:
     """Return the name under which calls of a tool are recorded."""
     return f"{toolset.name}.{item.name}" if toolset.name else item.name
+
+
+def _gone(*args: Any, **kwargs: Any) -> None:
+    raise NotFound("the agent does not have this tool any more")
+
+
+def stand_in(stamp: Mapping[str, Any]) -> Tool:
+    """Return what stands for a tool that is gone: an open turn was offered it."""
+    return Tool(stamp["name"], _gone, stamp["signature"], effect=stamp["effect"])
+
+
+def not_here(name: str) -> str:
+    """Return what is said of a call whose tool is gone."""
+    return f"the tool {name!r} is not here any more"
 
 
 def host_functions(toolsets: Iterable[Toolset]) -> tuple[HostFunction, ...]:

@@ -22,7 +22,7 @@ from holdfast.runtime.calls import Ledger, Recorded, nanoseconds
 from holdfast.runtime.dispatch import Dispatcher, Running
 from holdfast.runtime.handlers.question import deadline_after
 from holdfast.runtime.hooks import Halted
-from holdfast.runtime.tools import Tool, Toolset, find
+from holdfast.runtime.tools import Tool, Toolset, find, not_here
 
 
 @dataclass(slots=True)
@@ -41,6 +41,8 @@ class ToolHandler:
     async def call(self, call: HostCall) -> HostAnswer:
         """Carry out one call, or go on with one that the log has without an outcome."""
         tool = find(self.toolsets, call.function)
+        if tool.gone:
+            return await self._without_tool(call)
         if tool.effect == "pure" and tool.executor == "server" and not tool.approval:
             running = self._running(tool, call, self.ledger.call_id(call))
             await self.dispatcher.allow(running)
@@ -75,6 +77,7 @@ class ToolHandler:
             effect=tool.effect,
             approval=approval,
             deadline=deadline_after(at, tool.deadline_seconds),
+            policy=tool.unknown,
         )
         wait = first_wait(tool, intent.call_id, call.function, arguments, approval, at)
         await ledger.request(intent, *([] if wait is None else [wait]))
@@ -87,7 +90,7 @@ class ToolHandler:
         if pending is not None and pending.stage == "dispatched":
             if "once" not in (tool.effect, known.request.effect):
                 return await self._dispatch(tool, call, call_id, known.approved)
-            if tool.unknown != "ask":
+            if "ask" not in (tool.unknown, known.request.policy):
                 return await ledger.resolve(call_id, "unknown")
             await ledger.suspend(call, unknown_wait(call_id, call.function))
         moved = await ledger.moved_on(call)
@@ -101,6 +104,27 @@ class ToolHandler:
             return answer
         await ledger.journal.append(lambda _: [CallDispatched(calls=[call_id])])
         return await self._dispatch(tool, call, call_id, moved)
+
+    async def _without_tool(self, call: HostCall) -> HostAnswer:
+        """Settle a call whose tool is gone, as far as it is open; refuse one that is new."""
+        ledger, text = self.ledger, not_here(call.function)
+        known = ledger.calls.get(call.key)
+        if known is None:
+            at = nanoseconds(ledger.journal.state.updated_at)
+            return HostAnswer.failed("CallError", text, at)
+        call_id = known.request.call_id
+        pending = ledger.journal.state.calls.get(call_id)
+        if pending is not None and pending.stage == "dispatched":
+            if known.request.effect != "once":
+                return await ledger.resolve(call_id, "cancelled", error=text)
+            if known.request.policy != "ask":
+                return await ledger.resolve(call_id, "unknown")
+            await ledger.suspend(call, unknown_wait(call_id, call.function))
+        if pending is None or pending.stage in ("dispatched", "suspended", "approved"):
+            moved = await ledger.moved_on(call)
+            if isinstance(moved, HostAnswer):
+                return moved
+        return await ledger.resolve(call_id, "cancelled", error=text)
 
     async def _dispatch(
         self, tool: Tool, call: HostCall, call_id: str, approved: CallApproved | None

@@ -42,7 +42,7 @@ from holdfast.runtime.harness import Acted
 from holdfast.runtime.hooks import Halted
 from holdfast.runtime.journal import Journal
 from holdfast.runtime.shortage import Shortage
-from holdfast.runtime.tools import Tool, Toolset, path
+from holdfast.runtime.tools import Tool, Toolset, not_here, path
 from holdfast.runtime.transcript import Transcript
 
 RESULT_CHARACTERS = 60_000
@@ -205,6 +205,8 @@ class ToolsHarness:
             have = ", ".join(self._tools) or "none"
             return wish.name[:200], None, {}, f"there is no tool {wish.name!r}; tools are: {have}"
         name, tool = known
+        if tool.gone:
+            return name, tool, {}, not_here(name)
         try:
             arguments = json.loads(wish.arguments) if wish.arguments.strip() else {}
         except (ValueError, RecursionError) as error:
@@ -234,11 +236,13 @@ class ToolsHarness:
             call_id = call.request.call_id
             tool = self._tool(call.request.name)
             stage = self.journal.state.calls[call_id].stage
-            if tool is None:
-                text = f"the tool {call.request.name!r} is not here any more"
-                await self._resolve(call_id, "cancelled", error=text)
-            elif stage == "dispatched" and call_id not in self._fresh:
-                if "once" not in (tool.effect, call.request.effect):
+            gone = tool is None or tool.gone
+            lost = stage == "dispatched" and call_id not in self._fresh
+            once = "once" in ("" if tool is None else tool.effect, call.request.effect)
+            if tool is None or (gone and not (lost and once)):
+                await self._resolve(call_id, "cancelled", error=not_here(call.request.name))
+            elif lost:
+                if not once:
                     runs.append((call, tool))
                 elif call.request.policy == "ask":
                     await self._suspend(unknown_wait(call_id, call.request.name))
