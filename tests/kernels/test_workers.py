@@ -73,12 +73,20 @@ async def test_a_worker_killed_at_any_moment_loses_only_its_cell(cpython: Cpytho
             count += 1
         except KernelDied:
             died += 1
-        try:
-            kept = await driver.value("count")
-        except KernelDied:  # killed right after its cell had ended: noticed by the next one
-            kept = await driver.value("count")
-        assert kept == count
+        assert await driver.value("count") == count
     assert died > 0
+
+
+async def test_a_worker_killed_between_two_cells_is_replaced_in_silence(
+    cpython: CpythonKernel,
+) -> None:
+    driver = await KernelDriver.open(cpython, SETTINGS)
+    await driver.run("count = 0")
+    for number in range(1, 11):
+        assert isinstance(driver.session, CpythonSession)
+        assert driver.session.worker is not None
+        os.kill(driver.session.worker.pid, signal.SIGKILL)
+        assert await driver.value("count += 1\ncount") == number
 
 
 @pytest.mark.parametrize(

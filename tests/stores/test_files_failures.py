@@ -309,3 +309,28 @@ async def test_an_erasure_that_failed_midway_can_be_repeated_by_anyone(tmp_path,
     assert (await store.list_inbox("s-1"))[0].content is None
     assert not list(tmp_path.rglob("*.zst"))
     await store.close()
+
+
+async def test_gc_needs_no_room_on_a_full_disk(tmp_path):
+    class Full(Disk):
+        full = False
+
+        def create(self, path, data):
+            if self.full:
+                raise OSError(28, "No space left on device")
+            super().create(path, data)
+
+        append = create
+
+    disk = Full()
+    store = await FilesSessionStore.open(tmp_path)
+    driver = await drive(store, "s-1")
+    await driver.say(slot("nobody needs this " * 5000, "message"))
+    await store.release(driver.lease)
+    await store.delete("s-1")
+    await store.close()
+    disk.full = True
+    store = await FilesSessionStore.open(tmp_path, disk=disk)
+    assert (await store.gc(grace_seconds=0)).payloads == 1
+    assert not list(tmp_path.rglob("*.zst"))
+    await store.close()

@@ -9,17 +9,21 @@ its own and, where there is a choice, the engine's name; then every profile but 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib.util
 import logging
+import os
 from dataclasses import dataclass
 
 from holdfast.core.capability import Capability
-from holdfast.core.errors import ConfinementMissing, InvalidSettings
+from holdfast.core.errors import ConfinementMissing, InvalidSettings, WorkerRefused
 from holdfast.kernels import cards, confinement
 from holdfast.kernels.port import Kernel
 
 NAMES = ("cpython", "monty")
 _STRENGTH = {"none": 0, "language": 1, "os": 2}
+# What a store, a fork server and a worker open for one cell, and then some.
+_DESCRIPTORS = 16
 _log = logging.getLogger(__name__)
 
 
@@ -62,6 +66,7 @@ class Kernels:
                 choice = self._made[engine] = await asyncio.to_thread(self._make, engine)
         if capability is not None:
             self._require(choice, capability.confinement)
+            _check_descriptors()
         return choice
 
     async def close(self) -> None:
@@ -114,3 +119,16 @@ class Kernels:
                 required=wanted,
                 available=choice.confinement,
             )
+
+
+def _check_descriptors() -> None:
+    """Raise WorkerRefused before any work where too few descriptors are left to run a cell."""
+    with contextlib.ExitStack() as taken:
+        try:
+            for _ in range(_DESCRIPTORS):
+                taken.callback(os.close, os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+        except OSError as error:
+            raise WorkerRefused(
+                f"cells cannot be run here: {error}; allow this process more open files "
+                "(`ulimit -n`), or run fewer sessions at once"
+            ) from error

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import platform
+import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
@@ -54,6 +55,8 @@ VALUE_FIT = 4_000
 CHEAP_NS = 5_000_000_000
 # After so many the namespace is loaded without running what the model's classes do about it.
 FAILED_LOADS = 2
+# An idle worker that was killed is missed at once.
+_AT_ONCE_SECONDS = 0.25
 _SETUP_SECONDS = 60.0
 
 
@@ -196,13 +199,17 @@ class CpythonSession:
             self._give_up.clear()
             try:
                 while True:
+                    kept, began = self.worker, time.monotonic()
                     try:
                         return await self._run_once(command, record, limits, give_up_seconds)
                     except WorkerLost as lost:
                         if isinstance(lost.error, GivenUp):
                             return results.waiting(record)
                         if not isinstance(lost.error, Parked):
-                            raise lost.error from None
+                            if not _was_dead(kept, lost.error, time.monotonic() - began):
+                                raise lost.error from None
+                            record.begin()
+                            continue
                         if self._closed:
                             raise KernelError("the session was closed; open it again") from None
                     if not await self._can_run_again(record, give_up_seconds):
@@ -488,6 +495,15 @@ class _LoadFailed(Exception):
     def __init__(self, error: KernelError) -> None:
         super().__init__(str(error))
         self.error = error
+
+
+def _was_dead(kept: Worker | None, error: KernelError, seconds: float) -> bool:
+    """Tell whether an idle worker had ended before it got to its cell, which another can then run.
+
+    It may also have ended by its cell, which is too short then for a second try to cost anything.
+    """
+    died = kept is not None and not kept.heard and type(error) is KernelDied
+    return died and seconds < _AT_ONCE_SECONDS
 
 
 @asynccontextmanager

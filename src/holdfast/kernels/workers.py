@@ -59,6 +59,8 @@ class Worker:
         self.handler: Callable[[Frame], bool] | None = None
         # Whether it was asked for something. Between cells it has nothing to say.
         self._asked = False
+        # Whether it has said anything about the last command.
+        self.heard = False
         self._reap = reap
         self._shared_bytes = shared_bytes
         self._reader = FrameReader()
@@ -93,6 +95,7 @@ class Worker:
                 self.kill(None)
             elif not self._asked:
                 raise KernelProtocolError(_UNASKED)
+            self.heard = self.heard or bool(data)
             self._arrived.extend(self._reader.feed(data))
             self._handle()
         except KernelProtocolError as error:
@@ -182,7 +185,7 @@ class Worker:
 
     def ask(self, command: dict[str, Any]) -> None:
         """Send a command, and listen to what is said about it."""
-        self._asked = True
+        self._asked, self.heard = True, False
         self.send(command)
 
     def end_command(self) -> None:
