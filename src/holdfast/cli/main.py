@@ -33,6 +33,11 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "answer": ("people", "Answer a call, approve it or deny it."),
         "tick": ("people", "Apply the deadlines that have passed."),
     },
+    "Serve": {
+        "serve": ("serve", "Serve the HTTP API and the viewer."),
+        "view": ("serve", "Open the viewer in the browser."),
+        "token": ("serve", "Create, list and revoke tokens for the API."),
+    },
     "Read": {
         "sessions": ("sessions", "List sessions, newest first."),
         "runs": ("runs", "List workflow runs, newest first."),
