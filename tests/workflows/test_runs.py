@@ -177,14 +177,22 @@ async def test_a_run_does_everything_once(name, tmp_path):
         assert report.ok, report
 
 
-@pytest.mark.parametrize("kind", ["memory", "sqlite", "files"])
-@pytest.mark.parametrize("name", SCENARIOS)
+QUICK = ("line", "fan_out", "gate", "sub_run")
+"""What is cut off on stores with a disk in every test run; the rest is soaked."""
+PLACES = [
+    pytest.param(name, kind, marks=[] if kind == "memory" or name in QUICK else pytest.mark.soak)
+    for kind in ("memory", "sqlite", "files")
+    for name in SCENARIOS
+]
+
+
+@pytest.mark.parametrize(("name", "kind"), PLACES)
 async def test_a_run_cut_off_at_any_append_is_finished_by_another_process(name, kind, tmp_path):
     text, answers, done = SCENARIOS[name]
     fresh = places(tmp_path)
     plain = Lab(next(fresh)[kind]())
     _, expected, appends = await run_once(plain, text, None, answers, **options(name))
-    cuts = range(1, appends) if kind == "memory" else range(1, appends, 3)
+    cuts = range(1, appends) if kind == "memory" else range(1, appends, 4)
     for after in cuts:
         lab = Lab(next(fresh)[kind]())
         await run_once(lab, text, after, answers, **options(name))

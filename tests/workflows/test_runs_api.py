@@ -280,7 +280,9 @@ async def test_a_budget_in_dollars_covers_agents_and_is_not_reset_by_a_resume(la
     await process.end()
 
 
-async def test_an_agent_that_asks_goes_on_in_its_conversation(lab):
+async def test_an_agent_that_asks_goes_on_in_its_conversation(lab, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # its cells may read what is here, and nothing changes it
+
     def answered(request):
         if request.ordinal == 0:
             return "```python\ncolour = ask('Which colour?')\n```"
@@ -440,3 +442,12 @@ def test_a_process_that_is_really_killed_loses_only_what_was_in_flight(tmp_path)
     counts = (tmp_path / "witness").read_text().split()
     assert set(counts) == {"a", "b", "b2", "c", "meet"}
     assert len(counts) <= 5 + 3 * 6
+
+
+async def test_an_agent_that_runs_short_gets_more_of_what_its_run_has_left(lab):
+    # Each of the branches that may run at a time is granted its share at first.
+    text = AGENTS.replace("nodes:", "budget: {tokens: 200000}\nparallel: 4\nnodes:")
+    process = await lab.process()
+    result = await process.runs.run(flow(text), run_id=RUN)
+    assert result.status == "finished", result
+    await process.end()

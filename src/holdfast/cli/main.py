@@ -26,6 +26,7 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "compact": ("context", "Shorten what the model is sent of a session."),
         "stop": ("sessions", "Stop a session."),
         "fork": ("sessions", "Start a session from a head of another."),
+        "cancel": ("runs", "End a workflow run; it can be resumed."),
         "workflow": ("workflow", "Check a workflow file, draw it, run it."),
     },
     "People": {
@@ -41,7 +42,8 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
     "Read": {
         "sessions": ("sessions", "List sessions, newest first."),
         "runs": ("runs", "List workflow runs, newest first."),
-        "artifacts": ("runs", "Show what a workflow run published."),
+        "artifacts": ("run_views", "Show what a workflow run published."),
+        "report": ("run_views", "Print a workflow run as a page."),
         "show": ("show", "Show a session: turns, steps, code, output, cost."),
         "events": ("events", "Print a session's log, or follow it."),
         "heads": ("lineage", "List the heads of a session."),

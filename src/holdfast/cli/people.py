@@ -119,12 +119,13 @@ def answer_command(call: Call, session: str, call_id: str, no_resume: bool, **sa
 
     The first answer wins. Without an option that says the answer, it is asked for on the terminal.
     """
+    from holdfast.cli.runs import resume_run, run_above
     from holdfast.cli.turns import drive, existing
 
     by = said.pop("by")
     chosen = _chosen(said)
 
-    async def put() -> None:
+    async def put() -> str | None:
         from holdfast.runtime import answers
 
         async with opened(call) as store:
@@ -139,11 +140,14 @@ def answer_command(call: Call, session: str, call_id: str, no_resume: bool, **sa
                 case _:
                     content = await _asked(store, info.id, call_id)
                     await answers.answer(store, info.id, call_id, content, by=by)
+            return await run_above(store, info.id)
 
-    asyncio.run(put())
+    run = asyncio.run(put())
     if no_resume:
         call.answer({"session": session, "call": call_id, "stored": True}, "the answer is stored")
         return 0
+    if run is not None:
+        return resume_run(call, run, quiet=call.as_json)
     begin = existing(call, session)
     return asyncio.run(
         drive(call, {}, begin, lambda runtime, found: runtime.resume(found), call.as_json)

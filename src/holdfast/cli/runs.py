@@ -1,20 +1,23 @@
-"""Workflow runs on the command line: run, resume, cancel, list, and what they published."""
+"""Workflow runs on the command line: run, resume, answer in place, cancel, list and show."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import runpy
+import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from holdfast.cli.interruption import Interruption
 from holdfast.cli.naming import find_session
 from holdfast.cli.options import Call, command, note, session_argument
-from holdfast.cli.reading import with_store
+from holdfast.cli.reading import opened, with_store
 from holdfast.cli.tables import Column, screen_width, table
+from holdfast.cli.terminal import clean
 from holdfast.core.errors import InvalidInput
 from holdfast.stores.port import SessionStore
 
@@ -31,8 +34,6 @@ COLUMNS = (
     Column("STATUS"),
     Column("UPDATED", spare=1),
 )
-
-_Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 def _options(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -76,19 +77,21 @@ def _variables(given: tuple[str, ...]) -> dict[str, Any]:
 
 async def _with_runs(
     call: Call,
-    program: str | None,
-    model: str | None,
+    options: dict[str, Any],
+    quiet: bool,
     work: Callable[[Runs], Awaitable[RunResult]],
-) -> RunResult:
+) -> tuple[RunResult | None, int]:
+    """Drive a run here; on a terminal, ask what people are asked, and go on."""
+    from holdfast.cli.run_progress import RunProgress, ask_in_place
     from holdfast.runtime.runtime import open_runtime
     from holdfast.workflows.registry import registry
     from holdfast.workflows.runs import Runs
 
-    offered = _program(program)
-    options: dict[str, Any] = {} if model is None else {"model": model}
+    offered = _program(options.get("program"))
+    given: dict[str, Any] = {"model": options["model"]} if options.get("model") else {}
     if offered.get("AGENTS"):
-        options["agents"] = offered["AGENTS"]
-    async with await open_runtime(call.store, **options) as runtime:
+        given["agents"] = offered["AGENTS"]
+    async with await open_runtime(call.store, **given) as runtime:
         known = registry(
             tools=offered.get("TOOLS", ()),
             functions=offered.get("FUNCTIONS", ()),
@@ -96,7 +99,20 @@ async def _with_runs(
             secrets=offered.get("SECRETS"),
             workflows=[_built(one) for one in offered.get("WORKFLOWS", ())],
         )
-        return await work(Runs(runtime, known))
+        runs = Runs(runtime, known)
+        with Interruption() as interruption:
+            try:
+                async with RunProgress(runtime.store, shown=not (quiet or call.as_json)) as shown:
+                    runs.watch = shown.follow
+                    result = await work(runs)
+                    while result.status == "paused" and sys.stdin and sys.stdin.isatty():
+                        if not await ask_in_place(runs, result.run):
+                            break
+                        result = await runs.drive(result.run)
+            except asyncio.CancelledError:
+                interruption.handled()
+                return None, interruption.exit_code
+            return result, EXIT_CODES.get(result.status, 1)
 
 
 def _built(workflow: Any) -> Any:
@@ -120,21 +136,25 @@ def _document(result: RunResult) -> dict[str, Any]:
     }
 
 
-def _told(call: Call, result: RunResult) -> int:
+def _told(call: Call, outcome: tuple[RunResult | None, int]) -> int:
     """Report a run, and what to type next."""
+    result, code = outcome
+    if result is None:
+        note("interrupted: the run is stored, and goes on with `holdfast resume RUN`")
+        return code
     text = f"run {result.run}: {result.status}"
     if result.output is not None:
-        text += "\n" + json.dumps(result.output, indent=2, ensure_ascii=False, default=str)
+        text += "\n" + clean(json.dumps(result.output, indent=2, ensure_ascii=False, default=str))
     if result.error:
-        text += f"\n{result.node or 'the run'} failed ({result.code}): {result.error}"
+        text += f"\n{result.node or 'the run'} failed ({result.code}): {clean(result.error)}"
     call.answer(_document(result), text)
     if not call.as_json:
         for call_id in result.waiting[:3]:
             again = call.command_line("answer", result.run, call_id)
             note(f"answer with: {again} --value JSON")
         if result.status in ("failed_resumable", "cancelled", "interrupted"):
-            note(f"go on with: {call.command_line('workflow', 'resume', result.run)}")
-    return EXIT_CODES.get(result.status, 1)
+            note(f"go on with: {call.command_line('resume', result.run)}")
+    return code
 
 
 @command("run")
@@ -147,26 +167,73 @@ def _told(call: Call, result: RunResult) -> int:
     help="A variable of the workflow: JSON, or text. May be repeated.",
 )
 @click.option("--run-id", metavar="ID", help="Id of the run.  [default: a new one]")
+@click.option("--in", "folder", metavar="FOLDER", help="Where its workspace is.  [default: here]")
 @_options
 def run_command(
     call: Call,
     file: str,
     variables: tuple[str, ...],
     run_id: str | None,
+    folder: str | None,
     program: str | None,
     model: str | None,
     quiet: bool,
 ) -> int:
     """Run a workflow FILE until it ends or waits for someone."""
     given = _variables(variables)
+    # Whoever resumes the run needs its id alone.
+    options = {
+        "program": None if program is None else str(Path(program).resolve()),
+        "model": model,
+    }
 
     async def work(runs: Runs) -> RunResult:
-        run = await runs.create(file, given, run_id=run_id)
+        place = None if folder is None else Path(folder)
+        run = await runs.create(file, given, run_id=run_id, options=options, folder=place)
         if not quiet:
             note(f"run {run}")
         return await runs.drive(run)
 
-    return _told(call, asyncio.run(_with_runs(call, program, model, work)))
+    return _told(call, asyncio.run(_with_runs(call, options, quiet, work)))
+
+
+async def run_above(store: SessionStore, session: str) -> str | None:
+    """Return the run that a session is, or works for; None where there is none."""
+    found = None
+    above: str | None = session
+    while above is not None:
+        state = await store.load_state(above)
+        if state.kind == "run":
+            found = above
+        above = None if state.parent is None else state.parent["session"]
+    return found
+
+
+def resume_run(
+    call: Call,
+    run: str,
+    *,
+    program: str | None = None,
+    model: str | None = None,
+    quiet: bool = False,
+    **how: Any,
+) -> int:
+    """Go on with a run, with what it was launched with unless something else is given."""
+    from holdfast.workflows.runs import launch_options
+
+    async def kept() -> dict[str, Any]:
+        async with opened(call) as store:
+            return await launch_options(store, run)
+
+    options = asyncio.run(kept())
+    options |= {
+        name: one for name, one in (("program", program), ("model", model)) if one is not None
+    }
+
+    async def work(runs: Runs) -> RunResult:
+        return await runs.resume(run, **how)
+
+    return _told(call, asyncio.run(_with_runs(call, options, quiet, work)))
 
 
 @command("resume")
@@ -175,23 +242,10 @@ def run_command(
 @click.option("--changed", is_flag=True, help="With the file as it is now; this is recorded.")
 @click.option("--by", help="Who asks for it.")
 @_options
-def resume_command(
-    call: Call,
-    session: str,
-    stored: bool,
-    changed: bool,
-    by: str | None,
-    program: str | None,
-    model: str | None,
-    quiet: bool,
-) -> int:
+def resume_command(call: Call, session: str, quiet: bool, **how: Any) -> int:
     """Go on with a run that failed, was cancelled or interrupted, or got an answer."""
-
-    async def work(runs: Runs) -> RunResult:
-        found = await find_session(runs.store, session)
-        return await runs.resume(found.id, by=by, stored=stored, changed=changed)
-
-    return _told(call, asyncio.run(_with_runs(call, program, model, work)))
+    run = with_store(call, lambda store: find_session(store, session)).id
+    return resume_run(call, run, quiet=quiet, **how)
 
 
 @command("cancel")
@@ -204,7 +258,7 @@ def cancel_command(call: Call, session: str, by: str | None) -> int:
         found = await find_session(runs.store, session)
         return await runs.cancel(found.id, by=by)
 
-    return _told(call, asyncio.run(_with_runs(call, None, None, work)))
+    return _told(call, asyncio.run(_with_runs(call, {}, True, work)))
 
 
 @command("runs")
@@ -233,52 +287,3 @@ def runs_command(call: Call, limit: int, cursor: str | None) -> None:
     }
     rows = [(one.id, one.name, one.workflow, one.status, one.updated_at[:19]) for one in found]
     call.answer(document, table(COLUMNS, rows, screen_width()) if rows else "no runs")
-
-
-@command("artifacts")
-@session_argument
-@click.argument("name", required=False, metavar="NODE[@VERSION]")
-@click.option("--diff", is_flag=True, help="How the version differs from the one before it.")
-def artifacts_command(call: Call, session: str, name: str | None, diff: bool) -> None:
-    """List what a run published, or print one version of it."""
-    from holdfast.workflows import artifacts
-
-    node, _, number = (name or "").partition("@")
-    if number and not number.isdigit():
-        raise InvalidInput(f"{name!r} is not a valid artifact; write NODE or NODE@VERSION")
-
-    async def read(store: SessionStore) -> tuple[Any, str]:
-        run = (await find_session(store, session)).id
-        if not node:
-            found = await artifacts.versions(store, run)
-            documents = [
-                {
-                    "node": one.node,
-                    "version": one.version,
-                    "name": one.name,
-                    "written_at": one.written_at,
-                    "size": one.size,
-                }
-                for one in found
-            ]
-            lines = [
-                f"{one.node}@{one.version}  {one.size} bytes  {one.written_at[:19]}"
-                for one in found
-            ]
-            return {"artifacts": documents}, "\n".join(lines) or "nothing was published"
-        one = await artifacts.find(store, run, node, int(number) if number else None)
-        body = await artifacts.body(store, run, one)
-        if diff:
-            old: Any = ""
-            if one.version > 0:
-                before = await artifacts.find(store, run, node, one.version - 1)
-                old = await artifacts.body(store, run, before)
-            text = artifacts.difference(
-                old, body, f"{node}@{one.version - 1}", f"{node}@{one.version}"
-            )
-            return {"node": node, "version": one.version, "diff": text}, text
-        shown = body if isinstance(body, str) else json.dumps(body, indent=2, default=repr)
-        return {"node": node, "version": one.version, "data": body}, shown
-
-    document, text = with_store(call, read)
-    call.answer(document, text)

@@ -13,6 +13,7 @@ import click
 from holdfast.cli.naming import find_session
 from holdfast.cli.options import Call, command, session_argument
 from holdfast.cli.reading import opened
+from holdfast.cli.run_views import run_page
 from holdfast.cli.terminal import clean, one_line
 from holdfast.cli.wording import cost_text, count, form_text
 from holdfast.core.events import Event
@@ -36,6 +37,9 @@ def show_command(call: Call, session: str, turn: int | None, full: bool) -> None
     async def work() -> None:
         async with opened(call) as store:
             info = await find_session(store, session)
+            if info.kind == "run":
+                call.answer(*await run_page(store, info.id))
+                return
             turns = Reads(store).transcript(info.id, turn=turn)
             if call.as_json:
                 call.answer(show_document(info, [item async for item in turns]), "")

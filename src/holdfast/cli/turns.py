@@ -14,6 +14,7 @@ from holdfast.cli.interruption import Interruption
 from holdfast.cli.naming import find_session
 from holdfast.cli.options import Call, command, note, session_argument
 from holdfast.cli.progress import shown
+from holdfast.cli.reading import with_store
 from holdfast.cli.sessions import pair
 from holdfast.cli.wording import form_text
 from holdfast.core.errors import InvalidInput, StoreNotFound
@@ -40,6 +41,7 @@ from holdfast.runtime.settings import (
     resolve,
 )
 from holdfast.stores.choose import find_folder, store_url
+from holdfast.stores.port import SessionStore
 from holdfast.views.documents import result_document
 from holdfast.views.values import value_form
 
@@ -221,6 +223,15 @@ def resume_command(
     allow_unconfined: bool,
 ) -> int:
     """Resume the open turn of SESSION, and work the messages that wait in its inbox."""
+
+    from holdfast.cli.runs import resume_run, run_above
+
+    async def above(store: SessionStore) -> str | None:
+        return await run_above(store, (await find_session(store, session)).id)
+
+    run = with_store(call, above)
+    if run is not None:
+        return resume_run(call, run, quiet=quiet, takeover=takeover)
 
     async def act(runtime: Runtime, session_id: str) -> TurnResult | None:
         if retry:

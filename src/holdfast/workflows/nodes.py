@@ -38,6 +38,7 @@ from holdfast.runtime.settings import Settings, check_model, resolve
 from holdfast.runtime.settle import outcome_of
 from holdfast.workflows.calls_port import LimitReached, PlainCalls, Start
 from holdfast.workflows.evaluation import evaluate
+from holdfast.workflows.launching import run_settings, session_started
 from holdfast.workflows.model import Node, Workflow, schema_document
 from holdfast.workflows.recovery import MODEL_CAUSES
 from holdfast.workflows.registry import Registry
@@ -339,17 +340,21 @@ class NodeCalls(PlainCalls):
         self, state: State, start: Start, child: str, grant: budget.Grant
     ) -> tuple[SessionStarted, dict[str, Any]]:
         flow = self.registry.workflows[str(start.node.subject)]
-        limits = {name: grant[name] for name in ("usd", "tokens", "seconds") if name in grant}
-        started = SessionStarted(
+        limits: dict[str, Any] = {
+            name: grant[name] for name in ("usd", "tokens", "seconds") if name in grant
+        }
+        started, parts = session_started(
+            flow,
+            run_settings(self.settings, flow, limits),
             tenant=state.tenant,
-            kind="run",
-            agent="workflow",
-            labels={"workflow": flow.name, "node": start.node.id},
+            labels={"node": start.node.id},
             parent={"session": state.session, "call": start.call_id},
             depth=state.depth + 1,
             grant=grant,
         )
-        return started, {"workflow": flow.document(), "vars": dict(start.input), "budget": limits}
+        assert started.settings is not None
+        self.payloads += [started.settings, *parts]
+        return started, {"workflow": flow.document(), "vars": dict(start.input)}
 
     # -- ends
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Coroutine, Mapping
-from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -37,7 +36,9 @@ from holdfast.core.run_facts import (
 )
 from holdfast.core.run_state import INTERRUPTED, OPEN, PAUSED, RUNNING, RunState
 from holdfast.core.state import PendingCall, State
+from holdfast.core.status import STOP_REQUESTED
 from holdfast.runtime import answers, inbox
+from holdfast.runtime import blueprint as blueprints
 from holdfast.runtime.children import TASK_KEY, Children, is_wanted, report, requested
 from holdfast.runtime.driver import Driver, Work
 from holdfast.runtime.engine import Engine
@@ -50,6 +51,7 @@ from holdfast.workflows.batch import Batch
 from holdfast.workflows.carrying import carry_out
 from holdfast.workflows.environment import Environment
 from holdfast.workflows.graph import Graph
+from holdfast.workflows.launching import resolve_vars
 from holdfast.workflows.loading import load
 from holdfast.workflows.model import Node, Workflow
 from holdfast.workflows.nodes import AgentPlan, NodeCalls, is_child, plan_agent
@@ -151,7 +153,7 @@ class Runner:
             model=model,
             inputs={name: slot(value, "input") for name, value in launch["vars"].items()},
             vars=slot(resolve_vars(flow, launch["vars"]), "input"),
-            options=slot({"budget": launch.get("budget") or {}}, "settings"),
+            options=slot(launch.get("options") or {}, "settings"),
             by=launch.get("by"),
         )
         facts: list[Fact] = [inbox.admitted(item), started]
@@ -166,7 +168,14 @@ class Runner:
         run = self._run
         if run.status not in OPEN and resume is None:
             return False
-        facts: list[Fact] = [] if change is None else [change]
+        facts: list[Fact] = []
+        if change is not None:
+            # Only a run that stands still is changed.
+            still: list[Fact] = [RunInterrupted(reason="changed")] if run.status == RUNNING else []
+            facts = [*still, change, resume or RunResumed()]
+            await files.restore(run.workspace)
+            await self._journal.append(lambda _: facts)
+            return True
         due = run.until is not None and run.until <= now()
         if run.status == RUNNING:
             # The process that drove it is gone, or this is its first drive.
@@ -182,21 +191,25 @@ class Runner:
 
     async def _prepare(self) -> None:
         """Read the workflow in force, and make ready what its nodes are carried out with."""
-        flow, options = await self._workflow()
+        flow = await self._workflow()
+        limits = await blueprints.load(
+            self._engine.store, self._journal.session, self.state.configured
+        )
         self._graph = Graph(flow)
         folder = None if self._run.workspace is None else self._run.workspace.path
         plans: dict[str, AgentPlan] = {}
-        for node in flow.nodes.values():
+        stopping = self.state.status == STOP_REQUESTED  # no agent is needed then
+        for node in () if stopping else flow.nodes.values():
             if is_child(node) and node.kind != "workflow":
                 plans[node.id] = await plan_agent(self._engine, node, folder)
         self._calls = NodeCalls(
             workflow=flow,
-            settings=replace(self._engine.resolved.settings, **_limits(flow, options)),
+            settings=limits.settings,
             registry=self._registry,
             plans=plans,
         )
 
-    async def _workflow(self) -> tuple[Workflow, Mapping[str, Any]]:
+    async def _workflow(self) -> Workflow:
         run = self._run
         started = await self._fact(run.started)
         assert isinstance(started, RunStarted)
@@ -207,10 +220,7 @@ class Runner:
             source = changed.model
         assert source is not None
         document: Any = await self._journal.value(source)
-        options: Any = {}
-        if started.options is not None:
-            options = await self._journal.value(started.options)
-        return read_document(document), options
+        return read_document(document)
 
     async def _fact(self, seq: int) -> Fact:
         (event,) = await self._engine.store.read_events(
@@ -462,17 +472,3 @@ class Runner:
             await ended(task)
         if self.state.run is not None and self._run.status == RUNNING:
             await self._journal.append(lambda _: [RunInterrupted(reason="broken off")])
-
-
-def resolve_vars(flow: Workflow, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the variables of a run: those given, else their defaults."""
-    return {name: given.get(name, one.default) for name, one in flow.vars.items()}
-
-
-def _limits(flow: Workflow, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the limits of a run as settings, from its budget and from what it was granted."""
-    wanted = {**flow.budget, **(options.get("budget") or {})}
-    limits: dict[str, Any] = {"max_usd": str(wanted.get("usd", "")), "max_calls": 0}
-    limits["max_tokens"] = int(wanted.get("tokens", 0))
-    limits["max_seconds"] = int(wanted.get("seconds", 0))
-    return limits

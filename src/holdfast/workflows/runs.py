@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from holdfast.core.errors import Conflict, InvalidInput, LeaseHeld, NotFound, SessionBusy
 from holdfast.core.events import Event, now
-from holdfast.core.facts import SessionStarted
 from holdfast.core.ids import check_id, friendly_name, new_session_id
 from holdfast.core.payloads import slot
 from holdfast.core.run_facts import RunChanged, RunFailed, RunFinished, RunResumed, RunStarted
@@ -32,6 +31,7 @@ from holdfast.workflows.builder import Workflow as Builder
 from holdfast.workflows.changes import Change, changes_between, check_compatible
 from holdfast.workflows.check import require_sound
 from holdfast.workflows.interactions import Interaction, interactions
+from holdfast.workflows.launching import run_settings, session_started
 from holdfast.workflows.model import Workflow
 from holdfast.workflows.problems import InvalidWorkflow
 from holdfast.workflows.reading import load, read_document, read_text
@@ -40,8 +40,6 @@ from holdfast.workflows.runner import Runner
 
 logger = logging.getLogger("holdfast.workflows")
 
-AGENT = "workflow"
-"""The name under which runs stand in listings."""
 PAGE_EVENTS = 500
 
 
@@ -108,6 +106,8 @@ class Runs:
         self._registry = registry or Registry()
         self._place = place or Path(".holdfast") / "worktrees"
         self._engine.runs = self.take_up
+        self.watch: Callable[[str, int], None] | None = None
+        """Is told of each run that is driven, and where its log stands."""
 
     @property
     def store(self) -> SessionStore:
@@ -125,8 +125,12 @@ class Runs:
         budget: Mapping[str, Any] | None = None,
         folder: Path | None = None,
         by: str | None = None,
+        options: Mapping[str, Any] | None = None,
     ) -> str:
-        """Create a run, checked before anything is paid; return its id. It is driven by `drive`."""
+        """Create a run, checked before anything is paid; return its id. It is driven by `drive`.
+
+        `options` are kept for whoever resumes it: such as the program that has its agents.
+        """
         flow = _model(workflow)
         self._require_sound(flow)
         given = self._checked(flow, dict(variables or {}))
@@ -136,17 +140,13 @@ class Runs:
             "source": flow.source,
             "place": _absolute(flow.file) if flow.file else None,
             "vars": given,
-            "budget": dict(budget or {}),
+            "options": dict(options or {}),
             "folder": _absolute(folder or ""),
             "by": by,
         }
-        started = SessionStarted(
-            tenant=self._store.tenant,
-            kind="run",
-            agent=AGENT,
-            labels={"workflow": flow.name},
-        )
-        await self._store.create_session(run, started)
+        settings = run_settings(self._engine.resolved.settings, flow, budget or {})
+        started, parts = session_started(flow, settings, tenant=self._store.tenant)
+        await self._store.create_session(run, started, payloads=parts)
         await self._store.put_inbox(
             run, InboxDraft(key=TASK_KEY, kind="message", content=slot({"launch": launch}, "input"))
         )
@@ -201,7 +201,9 @@ class Runs:
         takeover: bool = False,
     ) -> RunResult:
         """Drive a run until it settles, or nothing can move before someone acts."""
-        await self._state(run)
+        state = await self._state(run)
+        if self.watch is not None:
+            self.watch(run, state.seq)
         async with self._runtime.claims.driving(
             run, takeover=takeover, needs_agent=False
         ) as driver:
@@ -317,10 +319,7 @@ class Runs:
     # -- reading
 
     async def _state(self, run: str) -> State:
-        state = await self._store.load_state(run)
-        if state.kind != "run":
-            raise RunNotFound(f"session {run!r} is not a workflow run; `holdfast runs` lists those")
-        return state
+        return await state_of(self._store, run)
 
     async def load(self, run: str) -> RunState | None:
         """Return the state of a run, its checkpoint; None before it began."""
@@ -346,25 +345,7 @@ class Runs:
 
     async def result(self, run: str) -> RunResult:
         """Return what a run has come to so far."""
-        state = await self._state(run)
-        found = state.run
-        if found is None:
-            return RunResult(run, "created")
-        about: dict[str, Any] = {"executions": found.executions}
-        if found.ended is not None and found.status not in OPEN:
-            (event,) = await self._store.read_events(run, after=found.ended - 1, limit=1)
-            fact = event.fact()
-            if isinstance(fact, RunFinished) and fact.output is not None:
-                about["output"] = await read_value(self._store, run, fact.output)
-            elif isinstance(fact, RunFailed):
-                told: Any = {}
-                if fact.error is not None:
-                    told = await read_value(self._store, run, fact.error)
-                about |= {"code": fact.code, "error": told.get("message"), "node": fact.node}
-        if found.status == PAUSED:
-            waiting = [call.call_id for call in state.calls.values() if call.stage == "suspended"]
-            about |= {"waiting": tuple(waiting), "until": found.until}
-        return RunResult(run, found.status, **about)
+        return await result_of(self._store, run)
 
     async def page(
         self, *, limit: int = 100, cursor: str | None = None
@@ -446,3 +427,46 @@ async def page_of(
             )
         )
     return found, page.cursor
+
+
+async def result_of(store: SessionStore, run: str) -> RunResult:
+    """Return what a run has come to so far."""
+    state = await state_of(store, run)
+    found = state.run
+    if found is None:
+        return RunResult(run, "created")
+    about: dict[str, Any] = {"executions": found.executions}
+    if found.ended is not None and found.status not in OPEN:
+        (event,) = await store.read_events(run, after=found.ended - 1, limit=1)
+        fact = event.fact()
+        if isinstance(fact, RunFinished) and fact.output is not None:
+            about["output"] = await read_value(store, run, fact.output)
+        elif isinstance(fact, RunFailed):
+            told: Any = {}
+            if fact.error is not None:
+                told = await read_value(store, run, fact.error)
+            about |= {"code": fact.code, "error": told.get("message"), "node": fact.node}
+    if found.status == PAUSED:
+        waiting = [call.call_id for call in state.calls.values() if call.stage == "suspended"]
+        about |= {"waiting": tuple(waiting), "until": found.until}
+    return RunResult(run, found.status, **about)
+
+
+async def state_of(store: SessionStore, run: str) -> State:
+    """Return the state of a session that is a run; refuse any other."""
+    state = await store.load_state(run)
+    if state.kind != "run":
+        raise RunNotFound(f"session {run!r} is not a workflow run; `holdfast runs` lists those")
+    return state
+
+
+async def launch_options(store: SessionStore, run: str) -> dict[str, Any]:
+    """Return the options that a run was launched with."""
+    state = (await state_of(store, run)).run
+    if state is None:
+        return {}
+    (event,) = await store.read_events(run, after=state.started - 1, limit=1)
+    fact = event.fact()
+    assert isinstance(fact, RunStarted)
+    found: Any = {} if fact.options is None else await read_value(store, run, fact.options)
+    return dict(found)

@@ -1,0 +1,134 @@
+"""Workflow runs on the command line, with the two examples, offline."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from holdfast.workflows.git import git
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+SHELL: list = []
+
+
+@pytest.fixture
+def place(shell, tmp_path, monkeypatch):
+    SHELL[:] = [shell]
+    for name in ("essay.yaml", "essay_app.py", "review.yaml", "review_app.py"):
+        shutil.copy(ROOT / "examples" / name, tmp_path / name)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOLDFAST_STORE", f"sqlite:{tmp_path}/store")
+    return tmp_path
+
+
+def run(*words, code=0):
+    done = SHELL[0].inside(*words, "--json")
+    assert done.returncode == code, (done.stdout, done.stderr)
+    return json.loads(done.stdout)
+
+
+def essay():
+    return run(
+        "workflow", "run", "essay.yaml", "--with", "essay_app.py", "--var", "topic=rivers",
+        "--run-id", "r-1", code=3,
+    )  # fmt: skip
+
+
+def test_the_essay_is_revised_waits_for_its_editor_and_goes_on_by_its_id_alone(place):
+    told = essay()
+    assert (told["status"], told["next_to_act"]) == ("paused", "people")
+    (call,) = told["waiting"]
+    shown = run("show", "r-1")
+    assert (shown["status"], shown["cursors"][0]["node"]) == ("paused", "approve")
+    decision = json.dumps({"answer": "publish", "remarks": ""})
+    told = run("answer", "r-1", call, "--value", decision, "--by", "editor")
+    assert told["status"] == "finished"
+    assert "sea" in told["output"]["text"], "the second draft was published"
+    (one,) = run("artifacts", "r-1")["artifacts"]
+    assert (one["node"], one["version"]) == ("publish", 0)
+    assert run("artifacts", "r-1", "publish@0")["data"] == told["output"]
+    assert [one["status"] for one in run("runs")["runs"]] == ["finished"]
+
+
+def test_a_report_has_the_timeline_the_cost_the_loops_the_artifacts_and_the_questions(place):
+    essay()
+    page = run("report", "r-1")["report"]
+    for title in ("Timeline", "Cost by node and model", "Loops", "Artifacts", "Questions"):
+        assert f"## {title}" in page
+    assert "| revise | 1 |" in page
+    assert "scripted-writer" in page
+    whole = run("report", "r-1", "--format", "html")["report"]
+    assert whole.startswith("<!doctype html>")
+    assert "<script" not in whole
+
+
+def test_a_cancelled_run_is_resumed_with_its_id_alone(place):
+    essay()
+    assert run("cancel", "r-1", code=6)["status"] == "cancelled"
+    assert run("resume", "r-1", code=3)["status"] == "paused"
+
+
+def test_a_changed_file_is_refused_by_resume_until_it_is_meant(place):
+    essay()
+    file = place / "essay.yaml"
+    file.write_text(file.read_text().replace("Score this", "Judge this"))
+    done = SHELL[0].inside("workflow", "resume", "r-1")
+    assert done.returncode != 0
+    assert "node judge was changed (prompt)" in done.stderr
+    assert run("workflow", "resume", "r-1", "--changed", code=3)["status"] == "paused"
+
+
+def test_the_review_reads_a_worktree_in_parallel_and_leaves_its_page_in_the_branch(place):
+    folder = place / "repository"
+    folder.mkdir()
+    git(folder, "init", "--quiet", "--initial-branch=main")
+    for name in ("a.py", "b.py", "c.py"):
+        (folder / name).write_text("x = 1\n")
+        git(folder, "add", ".")
+        git(folder, "commit", "--quiet", "--message", name)
+    told = run(
+        "workflow", "run", "review.yaml", "--with", "review_app.py", "--var", "base=HEAD~2",
+        "--in", str(folder), "--run-id", "r-2",
+    )  # fmt: skip
+    assert told["status"] == "finished"
+    page = (folder / "REVIEW.md").read_text()
+    assert "- b.py: 1 finding(s)" in page
+    assert "- c.py: 1 finding(s)" in page
+
+
+SLOW = """
+import time
+def slow():
+    open("begun", "w").close()
+    time.sleep(60)
+FUNCTIONS = [slow]
+"""
+
+
+def test_a_run_that_is_terminated_is_interrupted_and_says_so(place):
+    (place / "w.yaml").write_text("workflow: w\nnodes:\n  a: {compute: slow, next: done}\n")
+    (place / "app.py").write_text(SLOW)
+    words = ["workflow", "run", "w.yaml", "--with", "app.py", "--run-id", "r-3"]
+    process = subprocess.Popen([sys.executable, "-m", "holdfast", *words], cwd=place)
+    deadline = time.monotonic() + 60
+    while not (place / "begun").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    os.kill(process.pid, signal.SIGTERM)
+    try:
+        while time.monotonic() < deadline:
+            if run("show", "r-3")["status"] == "interrupted":
+                break
+        assert run("show", "r-3")["status"] == "interrupted"
+    finally:
+        process.kill()
+        process.wait()
