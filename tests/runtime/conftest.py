@@ -11,8 +11,19 @@ import pytest
 import holdfast
 from holdfast.models.port import ModelRequest
 from holdfast.models.scripted import ScriptedModel
+from holdfast.runtime.replay import replay_tree
 from holdfast.stores.memory.store import MemorySessionStore
 from holdfast.stores.port import SessionStore
+
+REPLAYED = frozenset(
+    f"test_{name}"
+    for name in (
+        *("turns", "leaves", "children", "children_budget", "tools_harness", "suspension"),
+        *("compaction", "tool_calls", "outputs", "forks", "forks_in_turns", "budget"),
+        *("upgrades", "sessions"),
+    )
+)
+"""The modules whose sessions are executed again from their logs after each test."""
 
 
 def cell(code: str) -> str:
@@ -55,6 +66,18 @@ class Lab:
 
 
 @pytest.fixture
-async def lab() -> AsyncIterator[Lab]:
+async def lab(request: pytest.FixtureRequest) -> AsyncIterator[Lab]:
     async with AsyncExitStack() as stack:
-        yield Lab(stack, MemorySessionStore())
+        made = Lab(stack, MemorySessionStore())
+        yield made
+    if request.module.__name__.rpartition(".")[2] in REPLAYED:
+        await replay_all(made.store)
+
+
+async def replay_all(store: SessionStore) -> None:
+    """Replay every session that a test left in its store, its children and failures included."""
+    for info in (await store.list_sessions()).sessions:
+        if info.kind == "child" or info.turns == 0:
+            continue  # replayed with its parent
+        for report in await replay_tree(store, info.id):
+            assert report.difference is None, report

@@ -23,7 +23,7 @@ from holdfast.cli.turns import drive, existing, turn_options
 from holdfast.cli.wording import count
 from holdfast.core.errors import InvalidInput
 from holdfast.runtime.agent import Agent
-from holdfast.runtime.replay import Difference, ReplayReport, replay_export, replay_session
+from holdfast.runtime.replay import Difference, ReplayReport, replay_export, replay_tree
 from holdfast.runtime.results import TurnResult
 from holdfast.runtime.runtime import Runtime
 
@@ -65,7 +65,8 @@ def replay_command(
 ) -> int:
     """Execute SESSION again from its log: no provider is asked, nothing is dispatched.
 
-    It runs beside a copy in memory; the store is only read. Exits with 1 where it diverges.
+    The children of a session are replayed with it. It runs beside a copy in memory; the store is
+    only read. Exits with 1 where it diverges.
     With --from STEP the turn of that step goes on live, in a fork with lineage.
     """
     if session is None and (export is None or step is not None):
@@ -119,7 +120,7 @@ async def _replay(call: Call, session: str | None, export: Path | None) -> list[
         return await replay_export(export, session)
     assert session is not None
     async with opened(call) as store:
-        return [await replay_session(store, (await find_session(store, session)).id)]
+        return await replay_tree(store, (await find_session(store, session)).id)
 
 
 def _text(report: ReplayReport) -> str:

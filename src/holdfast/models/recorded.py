@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from holdfast.core.errors import ModelError
 from holdfast.models.errors import KINDS, ProviderError
 from holdfast.models.port import ModelReply, ModelRequest, OnDelta
 
@@ -46,6 +47,8 @@ class RecordedAnswer:
         if self.reply is not None:
             return self.reply
         kinds = {kind().code: kind for kind in KINDS.values()}
+        if self.code == ModelError().code:  # a model that broke its contract
+            raise ModelError(self.message)
         raise kinds.get(self.code, ProviderError)(self.message)
 
 

@@ -167,14 +167,23 @@ class Ledger:
         return [fact for made in kept for fact in self._pure_facts(*made)]
 
     async def pure(
-        self, call: HostCall, outcome: Outcome, value: Encoded | None, error: str | None
+        self,
+        call: HostCall,
+        outcome: Outcome,
+        value: Encoded | None,
+        error: str | None,
+        *,
+        keep: bool = False,
     ) -> HostAnswer:
-        """Answer a pure call, and record it where a re-run must see the same answer."""
-        if not self._recording:
+        """Answer a pure call, and record it where a re-run must see the same answer.
+
+        `keep` records it in any case: nobody could make the same answer again.
+        """
+        if not self._recording and not keep:
             self._pure.append((call, outcome, value, error))
             return as_answer(outcome, value, error, nanoseconds(self.journal.state.updated_at))
         made = self._pure_facts(call, outcome, value, error)
-        done = await self.journal.append(lambda _: made)
+        done = await self.journal.append(lambda _: [*self.unsaved(), *made])
         return as_answer(outcome, value, error, nanoseconds(done.events[-1].at))
 
     def _pure_facts(

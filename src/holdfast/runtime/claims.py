@@ -209,6 +209,13 @@ class Claims:
             raise
         return Driver(self._engine, lease, state, watched, warm)
 
+    async def replace(self, session_id: str, warm: Warm) -> None:
+        """Let go of what is warm of a session, and keep something else."""
+        known = self._warm.pop(session_id, None)
+        if known is not None:
+            await known.close()
+        self.keep(session_id, warm)
+
     def keep(self, session_id: str, warm: Warm) -> None:
         """Keep what is known of a new session for its first drive."""
         self._warm[session_id] = warm

@@ -122,6 +122,8 @@ class Compactor:
             if name not in COMPACTIONS:
                 known = ", ".join(COMPACTIONS)
                 raise InvalidInput(f"{name!r} is not a compaction strategy; known are {known}")
+        if self.replay is not None:
+            return await self._repeat(self.replay)
         turn = self._state.turn
         if self._state.calls or (turn is not None and turn.phase not in ("opened", "observed")):
             raise SessionBusy(
@@ -236,7 +238,13 @@ class Compactor:
         for event in events:
             if event.data["message"] <= message:
                 last = event.seq
-        repeated = replace(fact, span=[1, last], content=payloads[0], reservation=None)
+        repeated = replace(
+            fact,
+            span=[1, last],
+            content=payloads[0],
+            reservation=None,
+            vars=fact.vars and self._state.vars,
+        )
         return await self._write([repeated], payloads[1:], (1, last), fact.strategy, 0)
 
     async def _entries(self) -> list[Entry]:

@@ -38,7 +38,8 @@ def cards(inputs: Mapping[str, Any]) -> str:
     """Return what the model is told about inputs; empty without any."""
     if not inputs:
         return ""
-    lines = [f"- {name}: {_described(value)}" for name, value in inputs.items()]
+    # In the order of the record, which keeps no other: a replay must tell the same.
+    lines = [f"- {name}: {_described(inputs[name])}" for name in sorted(inputs)]
     return "Variables that are defined now:\n" + "\n".join(lines)
 
 

@@ -7,6 +7,7 @@ session, a store of another run and an export are recordings alike.
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -22,6 +23,8 @@ from holdfast.core.facts import (
     LeafCalled,
     MessageAppended,
     SessionCompacted,
+    SessionConfigured,
+    SessionStarted,
     StepPut,
     StepStarted,
     TurnPut,
@@ -31,7 +34,7 @@ from holdfast.core.facts import (
 from holdfast.core.messages import Message, assistant
 from holdfast.core.payloads import Slot, manifest_slots
 from holdfast.core.state import empty
-from holdfast.kernels.port import HostAnswer, HostCall
+from holdfast.kernels.port import CallKey, HostAnswer, HostCall
 from holdfast.models.port import ModelReply, Usage
 from holdfast.models.recorded import LeafKey, RecordedAnswer, RecordedSession, Recording
 from holdfast.runtime import strategies
@@ -45,6 +48,7 @@ TYPES = (
     *(TurnStarted.TYPE, TurnPut.TYPE, StepStarted.TYPE, StepPut.TYPE, MessageAppended.TYPE),
     *(EvalAdded.TYPE, LeafCalled.TYPE, CallRequested.TYPE, CallResolved.TYPE),
     *(CallApproved.TYPE, SessionCompacted.TYPE, TurnReopened.TYPE),
+    *(SessionStarted.TYPE, SessionConfigured.TYPE),
 )
 EPOCH = "1970-01-01T00:00:00Z"
 NOT_REPEATED = frozenset({"died", "diverged", "unknown", "limit"})
@@ -61,6 +65,8 @@ class RecordedTurn:
     status: str = "open"
     error: Any = None
     broken: str = ""  # why it cannot be replayed to its end
+    configured: int = 1  # the event that had the settings in force when it ended
+    inherited: bool = False  # a fork inside a turn: nobody sent it a message
 
 
 @dataclass(slots=True)
@@ -70,7 +76,17 @@ class RecordedCell:
     started_at: str = ""
     status: str = ""
     functions: set[str] = field(default_factory=set)
+    broken_off: set[CallKey] = field(default_factory=set)  # calls that had no outcome
     events: list[Event] = field(default_factory=list)  # of its calls
+
+
+@dataclass(slots=True)
+class NativeCall:
+    """One native tool call: what was asked, let through and answered."""
+
+    request: CallRequested
+    approved: CallApproved | None = None
+    resolved: CallResolved | None = None
 
 
 @dataclass(slots=True)
@@ -85,7 +101,8 @@ class SessionRecording:
     cells: dict[int, RecordedCell] = field(default_factory=dict)
     requests: list[str | None] = field(default_factory=list)
     compactions: dict[int, tuple[SessionCompacted, int]] = field(default_factory=dict)
-    tools: dict[str, deque[tuple[CallRequested, CallResolved]]] = field(default_factory=dict)
+    native: dict[int, dict[int, NativeCall]] = field(default_factory=dict)
+    """Native tool calls: by the step that asked for them, counted from 0, and by their index."""
     output_schema: Any = None
     unrecorded: list[tuple[int, str]] = field(default_factory=list)
 
@@ -108,11 +125,19 @@ class SessionRecording:
 
     async def refuse(self, number: int, call: HostCall) -> HostAnswer:
         """Take note of a call that the recording does not have; nothing is dispatched."""
-        self.unrecorded.append((number, call.function))
         found = self.cells.get(number)
+        if found is not None and call.key in found.broken_off and found.status:
+            # It was in flight when its cell ended, and is until this one does.
+            await asyncio.Event().wait()
+        if found is None or found.status or call.function not in found.functions:
+            self.unrecorded.append((number, call.function))
         at = nanoseconds(found.started_at) if found is not None and found.started_at else 0
         text = f"the recording has no such call of {call.function}"
         return HostAnswer.failed("ReplayDivergence", text, at)
+
+    async def whole(self, item: Slot | None) -> Any:
+        """Return a slot of the recording with its bytes."""
+        return None if item is None else await hydrate(self.store, self.session, item)
 
     async def compaction(self, message: int) -> tuple[SessionCompacted, list[Slot], int] | None:
         """Return the compaction that was made as this message, with the bytes that it refers to.
@@ -156,12 +181,18 @@ async def load_recording(store: SessionStore, session: str) -> SessionRecording:
     return reader.found
 
 
+def _key(fact: CallRequested) -> CallKey:
+    return CallKey(fact.name, fact.digest or "", fact.occurrence or 0)
+
+
 class _Loader:
     def __init__(self, store: SessionStore, session: str) -> None:
         self.found = SessionRecording(store, session, RecordedSession(session, ""))
         self._store, self._session = store, session
         self._cell_at = ""
         self._asked: dict[str, CallRequested] = {}
+        self._native: dict[str, NativeCall] = {}
+        self._configured = 1
         self._digest: str | None = None
         self._messages: list[tuple[int, int]] = []  # seq and number
         self._reply: Message | None = None
@@ -177,15 +208,12 @@ class _Loader:
     async def take(self, event: Event, fact: Any) -> None:
         found = self.found
         match fact:
-            case TurnStarted():
-                given = {name: await self._value(item) for name, item in fact.inputs.items()}
-                found.turns.append(RecordedTurn(fact.turn, given))
-                found.output_schema = await self._value(fact.output_schema)
-            case TurnReopened():
-                found.turns[-1].broken = "it was tried again"
-            case TurnPut() if fact.status not in ("open", "interrupted"):
-                found.turns[-1].status = fact.status
-                found.turns[-1].error = await self._value(fact.error)
+            case TurnStarted() | TurnReopened() | TurnPut() | SessionStarted():
+                await self._turn(fact)
+            case SessionConfigured():
+                self._configured = event.seq
+                if found.turns and found.turns[-1].status == "open":
+                    found.turns[-1].configured = event.seq  # its parent granted more
             case MessageAppended():
                 await self._message(event, fact)
             case StepStarted():
@@ -202,6 +230,22 @@ class _Loader:
             case _:
                 await self._call(event, fact)
 
+    async def _turn(self, fact: Any) -> None:
+        found = self.found
+        match fact:
+            case SessionStarted():
+                if fact.turn is not None:
+                    found.turns.append(RecordedTurn(1, {}, inherited=True))
+            case TurnStarted():
+                given = {name: await self._value(item) for name, item in fact.inputs.items()}
+                found.turns.append(RecordedTurn(fact.turn, given, configured=self._configured))
+                found.output_schema = await self._value(fact.output_schema)
+            case TurnReopened():
+                found.turns[-1].broken = "it was tried again"
+            case TurnPut() if fact.status not in ("open", "interrupted"):
+                found.turns[-1].status = fact.status
+                found.turns[-1].error = await self._value(fact.error)
+
     async def _call(self, event: Event, fact: Any) -> None:
         match fact:
             case LeafCalled():
@@ -212,10 +256,17 @@ class _Loader:
                     cell = self._cell(fact.eval)
                     cell.events.append(event)
                     cell.functions.add(fact.name)
+                    cell.broken_off.add(_key(fact))
+                elif fact.kind == "tool":
+                    made = self._native[fact.call_id] = NativeCall(fact)
+                    step = len(self.found.requests) - 1
+                    self.found.native.setdefault(step, {})[fact.index] = made
             case CallApproved() if fact.call_id in self._asked:
                 asked = self._asked[fact.call_id]
                 if asked.eval is not None:
                     self._cell(asked.eval).events.append(event)
+                elif fact.call_id in self._native:
+                    self._native[fact.call_id].approved = fact
             case CallResolved():
                 self._resolved(event, fact)
 
@@ -260,8 +311,14 @@ class _Loader:
 
     async def _leaf(self, event: Event, fact: LeafCalled) -> None:
         self._cell(fact.eval).events.append(event)
+        cell, key_of_call = (
+            self._cell(fact.eval),
+            CallKey(fact.function, fact.digest, fact.occurrence),
+        )
         if fact.status == "unknown":
+            cell.broken_off.add(key_of_call)
             return
+        cell.broken_off.discard(key_of_call)
         asked = await self._value(fact.request)
         key = (asked["prompt"], asked.get("system", ""))
         answer = RecordedAnswer()
@@ -281,9 +338,13 @@ class _Loader:
         if asked is None:
             return
         if asked.eval is None:
-            self.found.tools.setdefault(asked.name, deque()).append((asked, fact))
+            if fact.call_id in self._native:
+                self._native[fact.call_id].resolved = fact
             return
-        self._cell(asked.eval).events.append(event)
+        cell = self._cell(asked.eval)
+        cell.events.append(event)
+        if fact.outcome not in ("cancelled", "unknown"):
+            cell.broken_off.discard(_key(asked))
 
     async def _compacted(self, event: Event, fact: SessionCompacted) -> None:
         span = fact.span[1] if len(fact.span) == 2 else event.seq

@@ -10,13 +10,14 @@ time, by a stop or by what it spent is cut there: a second run need not end so.
 
 from __future__ import annotations
 
+import re
 import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from holdfast.core.errors import InvalidInput
-from holdfast.core.facts import SessionStarted, StepPut, StepStarted
+from holdfast.core.errors import InvalidInput, NotFound, SessionDeleted
+from holdfast.core.facts import CallRequested, SessionStarted, StepPut, StepStarted
 from holdfast.core.ids import new_session_id
 from holdfast.kernels.choose import Kernels
 from holdfast.models.recorded import RecordedModel
@@ -44,6 +45,8 @@ CUT = {
     "open": "the turn was not finished",
     "failed": "the turn failed outside of a model call",
 }
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+"""Where an object stands in memory, which is another place in every process."""
 NOT_COMPARED = frozenset({"leaf", "call"})
 """Calls are answered from the recording: one that differs is found where its cell makes it."""
 
@@ -86,12 +89,41 @@ async def replay_export(path: str | Path, session: str | None = None) -> list[Re
 
 async def replay_session(store: SessionStore, session: str) -> ReplayReport:
     """Replay a session of any store; the store is only read."""
+    copy = await _copied(store, [session])
+    return await _replay(copy, session)
+
+
+async def replay_tree(store: SessionStore, session: str) -> list[ReplayReport]:
+    """Replay a session and every child below it, each against its own log.
+
+    Children come in the order of their parents' calls; those that are not in the store any more,
+    or never began, are left out.
+    """
+    tree = [session]
+    for one in tree:  # which grows by the children of each
+        async for event in pages(store, one, 0, [CallRequested.TYPE]):
+            fact = event.fact()
+            if isinstance(fact, CallRequested) and fact.child and await _has_begun(store, fact):
+                tree.append(fact.child)
+    copy = await _copied(store, tree)
+    return [await _replay(copy, one) for one in tree]
+
+
+async def _has_begun(store: SessionStore, call: CallRequested) -> bool:
+    try:
+        return (await store.load_state(call.child or "")).counters.get("turn", 0) > 0
+    except (NotFound, SessionDeleted):
+        return False
+
+
+async def _copied(store: SessionStore, sessions: list[str]) -> SessionStore:
+    """Return a memory store with a copy of sessions."""
     copy = MemorySessionStore()
     with tempfile.TemporaryDirectory(prefix="holdfast-replay-") as folder:
         path = Path(folder) / "recording"
-        await export_sessions(store, [session], path)
+        await export_sessions(store, sessions, path)
         await import_sessions(copy, path)
-    return await _replay(copy, session)
+    return copy
 
 
 async def _replay(store: SessionStore, session: str) -> ReplayReport:
@@ -112,17 +144,27 @@ async def _replay(store: SessionStore, session: str) -> ReplayReport:
     engine.replay = recording
     claims = Claims(engine)
     cut = None
+    configured = 1
     try:
         claims.keep(fresh, await _begin(store, session, fresh, plan, recording))
         for turn in recording.turns:
-            if turn.message is None:
+            if turn.message is None and not turn.inherited:
                 cut = f"turn {turn.turn}: its message is not in the log"
                 break
+            if turn.configured != configured:
+                configured = turn.configured
+                plan = await blueprints.load(store, session, configured)
+                await claims.replace(fresh, await _warm(store, fresh, plan, recording))
             async with claims.driving(fresh) as driver:
-                await driver.send(Work(turn.message, turn.inputs))
+                if turn.message is None:
+                    await driver.resume(force=False)
+                else:
+                    await driver.send(Work(turn.message, turn.inputs))
             cut = _cut(turn)
             if cut is not None or recording.unrecorded:
                 break
+        else:
+            await _last_compaction(claims, store, fresh, recording)
     finally:
         await claims.close()
         await engine.close()
@@ -147,22 +189,38 @@ async def _begin(
         settings=settings,
         cache_id=fresh,
     )
-    state = await store.create_session(fresh, started, adopt_from=session)
-    toolsets = tuple(_toolset(stamp, recording) for stamp in plan.stamps)
+    await store.create_session(fresh, started, adopt_from=session)
+    return await _warm(store, fresh, plan, recording)
+
+
+async def _warm(
+    store: SessionStore, fresh: str, plan: Blueprint, recording: SessionRecording
+) -> Warm:
+    state = await store.load_state(fresh)
+    toolsets = tuple(_toolset(stamp) for stamp in plan.stamps)
     transcript = await load_transcript(store, state)
     # A replay keeps what was recorded, whatever agent is here.
     return Warm(plan, toolsets, transcript, state, compared=True)
 
 
-def _toolset(stamp: dict[str, Any], recording: SessionRecording) -> Toolset:
-    """Return a toolset as the recording describes it; its tools answer from the recording."""
+async def _last_compaction(
+    claims: Claims, store: SessionStore, fresh: str, recording: SessionRecording
+) -> None:
+    """Compact after the last turn, where the recording did."""
+    if (await store.load_state(fresh)).next("message") in recording.compactions:
+        async with claims.driving(fresh) as driver:
+            await driver.compact(())
+
+
+def _toolset(stamp: dict[str, Any]) -> Toolset:
+    """Return a toolset as the recording describes it; calls of it are taken from there."""
     return Toolset(
         stamp["name"],
         version=stamp["version"],
         tools=tuple(
             Tool(
                 name=item["name"],
-                call=_answering(recording, stamp["name"], item["name"]),
+                call=_not_called,
                 signature=item["signature"],
                 effect=item["effect"],
             )
@@ -171,25 +229,8 @@ def _toolset(stamp: dict[str, Any], recording: SessionRecording) -> Toolset:
     )
 
 
-def _answering(recording: SessionRecording, toolset: str, tool: str) -> Any:
-    path = f"{toolset}.{tool}" if toolset else tool
-
-    async def answer(*args: Any, **kwargs: Any) -> Any:
-        left = recording.tools.get(path)
-        if not left:
-            recording.unrecorded.append((0, path))
-            raise RuntimeError(f"the recording has no such call of {path}")
-        _, resolved = left.popleft()
-        if resolved.result is not None:
-            found = await hydrate(recording.store, recording.session, resolved.result)
-            return found.value()
-        problem = "the call failed"
-        if resolved.error is not None:
-            found = await hydrate(recording.store, recording.session, resolved.error)
-            problem = str(found.value())
-        raise RuntimeError(problem)
-
-    return answer
+async def _not_called(*args: Any, **kwargs: Any) -> Any:
+    raise RuntimeError("a replay takes the outcome of every call from its recording")
 
 
 def _cut(turn: RecordedTurn) -> str | None:
@@ -199,7 +240,7 @@ def _cut(turn: RecordedTurn) -> str | None:
     code = turn.error.get("code") if isinstance(turn.error, dict) else None
     if turn.status == "budget_exceeded":
         message = str(turn.error.get("message", "")) if isinstance(turn.error, dict) else ""
-        if message.startswith(("max_usd", "max_tokens")):
+        if message.startswith(("max_usd", "max_tokens", "max_calls", "max_seconds")):
             return f"turn {turn.turn}: {message}"
         return None
     if turn.status in ("final", "failed") and not (turn.status == "failed" and code == "lost"):
@@ -241,7 +282,9 @@ async def _first_difference(
         return Difference(kind, None, None, None, f"cell {number} calls {function}")
     found = await divergence(store, recording.session, fresh, without=NOT_COMPARED)
     requests = await _requests(store, fresh)
-    for index, (one, other) in enumerate(zip(recording.requests, requests, strict=False)):
+    whole = cut is None and not (plan.settings.harness == "tools" and plan.stamps)
+    pairs = zip(recording.requests, requests, strict=False) if whole else ()
+    for index, (one, other) in enumerate(pairs):
         if one is not None and one != other:
             told = _of(found, cut)
             return told or Difference("request", None, None, one, f"step {index + 1}: {other}")
@@ -288,7 +331,7 @@ def _of(found: Divergence, cut: str | None) -> Difference | None:
 
 def _ends(one: Moment | None, other: Moment | None) -> bool:
     """Tell whether two histories differ only in how the turn that is cut ends."""
-    if other is None:
+    if one is None or other is None:
         return True
     if one is not None and one.kind in ("outcome", "message", "cell"):
         return True
@@ -309,4 +352,8 @@ async def _requests(store: SessionStore, session: str) -> list[str | None]:
 
 async def _variables(store: SessionStore, session: str) -> dict[str, tuple[str, str]]:
     view = await read_variables(store, session)
-    return {item.name: (item.type, item.preview) for item in view.variables if item.kept}
+    return {
+        item.name: (item.type, _ADDRESS.sub("", item.preview))
+        for item in view.variables
+        if item.kept
+    }

@@ -110,7 +110,9 @@ class ChildHandler:
         """Answer one `rlm` or `map_rlm` of the cell, once all its children have ended."""
         if call.function == BUDGET.name:
             told = budget.told(self.blueprint.settings, self.ledger.journal.state)
-            return await self.ledger.pure(call, "ok", Encoded(*values.encode(told)), None)
+            return await self.ledger.pure(
+                call, "ok", Encoded(*values.encode(told)), None, keep=True
+            )
         if call.key not in self._items:
             try:
                 wish = self._wish(call)
@@ -120,6 +122,9 @@ class ChildHandler:
                 return await self._refused(call, type(error).__name__, error)
             except HoldfastError as error:  # nothing is recorded yet
                 return await self._refused(call, type(error).__name__, error)
+            if not drafts:
+                nothing = Encoded(*values.encode([]))
+                return await self.ledger.pure(call, "ok", nothing, None, keep=True)
             while call.key not in self._items:
                 known = self.blueprint
                 try:
@@ -148,7 +153,7 @@ class ChildHandler:
 
     async def _refused(self, call: HostCall, name: str, error: Exception) -> HostAnswer:
         """Answer a call that is not carried out, so that a re-run of the cell is told the same."""
-        return await self.ledger.pure(call, "error", None, f"{name}: {error}")
+        return await self.ledger.pure(call, "error", None, f"{name}: {error}", keep=True)
 
     def _wish(self, call: HostCall) -> Wish:
         """Return what a call asks for; raise what the author of the cell did wrong."""
@@ -196,9 +201,8 @@ class ChildHandler:
                 ]
             return facts
 
-        if drafts:
-            source = wish.source if wish.source != ledger.journal.session else None
-            await ledger.journal.append(build, payloads=payloads, adopt_from=source)
+        source = wish.source if wish.source != ledger.journal.session else None
+        await ledger.journal.append(build, payloads=payloads, adopt_from=source)
         self._items[call.key] = {item.index: Recorded(item) for item in written}
 
     async def _draft(self, call: HostCall, wish: Wish, index: int) -> ChildDraft:

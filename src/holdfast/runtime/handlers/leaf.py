@@ -109,18 +109,10 @@ class LeafHandler:
 
     async def call(self, call: HostCall) -> HostAnswer:
         """Answer one `lm` or `map_lm` of the cell."""
-        at = nanoseconds(self.journal.state.updated_at)
-        try:
-            prompts, system = _arguments(call)
-        except TypeError as error:
-            return HostAnswer.failed("TypeError", str(error), at)
-        if len(prompts) > self.settings.max_fanout:
-            return HostAnswer.failed(
-                "ValueError",
-                f"map_lm got {len(prompts)} prompts; at most {self.settings.max_fanout} go in one "
-                "call: split them into smaller lists",
-                at,
-            )
+        refused = refusal(call, self.settings, nanoseconds(self.journal.state.updated_at))
+        if refused is not None:
+            return refused
+        prompts, system = _arguments(call)
         known = dict(self._items.get(call.key, {}))
         base = self._ordinals_of(call, len(prompts))
         try:
@@ -280,6 +272,25 @@ class LeafHandler:
         failure: Any = await self.journal.value(fact.error) if fact.error else {}
         message = f"{failure.get('code', 'error')}: {failure.get('message', '')}"
         return {"failed": True, "index": index, "error": message}
+
+
+def refusal(call: HostCall, settings: Settings, at: int) -> HostAnswer | None:
+    """Return the answer to a call that is not made at all; None where nothing is wrong with it.
+
+    It follows from the call alone, so that it is not recorded and told again whenever it is made.
+    """
+    try:
+        prompts, _ = _arguments(call)
+    except TypeError as error:
+        return HostAnswer.failed("TypeError", str(error), at)
+    if len(prompts) <= settings.max_fanout:
+        return None
+    return HostAnswer.failed(
+        "ValueError",
+        f"map_lm got {len(prompts)} prompts; at most {settings.max_fanout} go in one "
+        "call: split them into smaller lists",
+        at,
+    )
 
 
 def _arguments(call: HostCall) -> tuple[list[str], str | None]:

@@ -221,7 +221,9 @@ class CodeHarness:
 
         async def on_call(call: HostCall) -> HostAnswer:
             if replay is not None:
-                return await replay.refuse(number, call)
+                at, settings = nanoseconds(started_at), self.blueprint.settings
+                refused = leaf.refusal(call, settings, at) if call.function in leaf.NAMES else None
+                return refused or await replay.refuse(number, call)
             return await by_name.get(call.function, tools).call(call)
 
         started = time.monotonic()

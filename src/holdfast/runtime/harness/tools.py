@@ -14,7 +14,7 @@ import json
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from holdfast.core import values
 from holdfast.core.errors import InvalidInput
@@ -44,6 +44,9 @@ from holdfast.runtime.journal import Journal
 from holdfast.runtime.shortage import Shortage
 from holdfast.runtime.tools import Tool, Toolset, not_here, path
 from holdfast.runtime.transcript import Transcript
+
+if TYPE_CHECKING:
+    from holdfast.runtime.recordings import SessionRecording
 
 RESULT_CHARACTERS = 60_000
 """A longer result is shown as its beginning and its size; the whole of it stays in the log."""
@@ -77,7 +80,7 @@ class ToolsHarness:
         self.children = children
         self.shortage = shortage
         self.blueprint = blueprint
-        self.dispatcher = Dispatcher(journal, engine.guards)
+from typing import TYPE_CHECKING, Any
         self._fresh: set[str] = set()
         """Calls that this process recorded as dispatched and has not run yet."""
         self._tools = {
@@ -119,6 +122,8 @@ class ToolsHarness:
         if not reply.tool_calls:
             return Acted(final=slot(reply.text, "final"))
         calls = [_Call(wish) for wish in reply.tool_calls]
+        if self._replay is not None:
+            return await self._repeat(calls, self._replay)
         await self._refresh(calls)
         if any(call.request is None for call in calls):
             await self._request(calls)
@@ -131,6 +136,41 @@ class ToolsHarness:
             if all(call.resolved is not None for call in calls):
                 return Acted((await self._results(calls),))
             return Acted(waits=True)
+
+    async def _repeat(self, calls: list[_Call], replay: SessionRecording) -> Acted:
+        """Take the calls of a reply from a recording: nothing is dispatched, nobody is asked."""
+        recorded = replay.native.get(self.journal.state.counters.get("answered", 0) - 1, {})
+        facts: list[Fact] = []
+        for index, call in enumerate(calls):
+            known = recorded.get(index)
+            if known is None:
+                replay.unrecorded.append((0, call.wish.name))
+                return Acted(final=slot("", "final"))
+            call.request, call.approved = known.request, known.approved
+            call.resolved = known.resolved or CallResolved(
+                call_id=known.request.call_id, outcome="cancelled"
+            )
+            asked = replace(
+                known.request,
+                call_id=self._call_id(index),
+                turn=self._turn.turn,
+                step=self._turn.step,
+                arguments=await replay.whole(known.request.arguments),
+            )
+            done = replace(
+                call.resolved,
+                call_id=asked.call_id,
+                wait=None,
+                result=await replay.whole(call.resolved.result),
+                error=await replay.whole(call.resolved.error),
+            )
+            facts += [asked, done]
+            call.resolved = done
+            if known.approved is not None:
+                edited = await replay.whole(known.approved.arguments)
+                call.approved = replace(known.approved, arguments=edited)
+        await self.journal.append(lambda _: facts)
+        return Acted((await self._results(calls),))
 
     @property
     def _turn(self) -> OpenTurn:
