@@ -363,7 +363,11 @@ class Compactor:
             kind="compaction", vars=self._state.vars, compact_from=self._state.seq + len(facts)
         )
         done = await self.journal.append(
-            lambda _: facts, head=head, edges=self.edges, payloads=payloads
+            lambda _: facts,
+            head=head,
+            edges=self.edges,
+            payloads=payloads,
+            adopt_from=None if self.replay is None else self.replay.session,
         )
         self.transcript.replace(await load_transcript(self.journal.store, self._state))
         return Compaction(

@@ -403,7 +403,7 @@ class Driver:
     async def _scope_left(self) -> Scope | None:
         """Return the scope that the message of the open turn left as a reference."""
         turn = self.state.turn
-        if turn is None:
+        if turn is None or turn.started_seq < 2:  # a fork inside a turn: nobody sent it
             return None
         place = turn.started_seq
         # What admitted a message stands right before the turn that it opened.

@@ -132,7 +132,10 @@ async def _replay(store: SessionStore, session: str) -> ReplayReport:
     fresh = new_session_id()
     state = await store.load_state(session)
     found, claimed = recording.recording(), {fresh: session}
-    names = {plan.settings.model, plan.settings.leaf_model or plan.settings.model}
+    names: set[str] = set()
+    for seq in {1, *(turn.configured for turn in recording.turns)}:
+        used = (await blueprints.load(store, session, seq)).settings
+        names |= {used.model, used.leaf_model or used.model}
     models = [RecordedModel(found, name=name, claims=claimed) for name in sorted(names)]
     engine = Engine(
         store,

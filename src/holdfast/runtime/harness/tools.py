@@ -80,7 +80,8 @@ class ToolsHarness:
         self.children = children
         self.shortage = shortage
         self.blueprint = blueprint
-from typing import TYPE_CHECKING, Any
+        self.dispatcher = Dispatcher(journal, engine.guards)
+        self._replay = engine.replay
         self._fresh: set[str] = set()
         """Calls that this process recorded as dispatched and has not run yet."""
         self._tools = {
