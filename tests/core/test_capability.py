@@ -32,6 +32,7 @@ capabilities = st.builds(
     shell_commands=_sets(_NAMES),
     network_hosts=_sets(_HOSTS),
     tools=_sets(_NAMES),
+    packages=_sets(st.sampled_from(["numpy", "pandas", "scipy"])),
     model_calls=st.booleans(),
     memory_bytes=_CEILINGS,
     cpu_seconds=_CEILINGS,
@@ -190,4 +191,4 @@ def test_a_record_with_a_gate_of_the_future_is_not_read() -> None:
 
 def test_every_gate_is_generated_above() -> None:
     assert {field.name for field in fields(Capability)} == GATES
-    assert len(GATES) == 13
+    assert len(GATES) == 14

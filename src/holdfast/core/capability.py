@@ -38,6 +38,7 @@ _COVERS: dict[str, Callable[[str, str], bool]] = {
     "shell_commands": _name_covers,
     "network_hosts": _host_covers,
     "tools": _name_covers,
+    "packages": str.__eq__,
 }
 
 
@@ -45,8 +46,9 @@ _COVERS: dict[str, Callable[[str, str], bool]] = {
 class Capability:
     """Every gate of a session. The empty one reads, calls and reaches nothing.
 
-    `tools` holds tools as `toolset.tool`. `processes` counts threads too. `confinement`
-    is the weakest that the session accepts: "os" is the strictest.
+    `tools` holds tools as `toolset.tool`, `packages` names of installed packages that code may
+    import. `processes` counts threads too. `confinement` is the weakest that the session accepts:
+    "os" is the strictest.
     """
 
     read_roots: tuple[str, ...] = ()
@@ -54,6 +56,7 @@ class Capability:
     shell_commands: tuple[str, ...] = ()
     network_hosts: tuple[str, ...] = ()
     tools: tuple[str, ...] = ()
+    packages: tuple[str, ...] = ()
     model_calls: bool = False
     memory_bytes: int = 1 << 30
     cpu_seconds: int = 60
@@ -119,6 +122,8 @@ class Capability:
     def to_record(self) -> dict[str, Any]:
         """Return this as a record: lists, strings, whole numbers and booleans."""
         values = {gate.name: getattr(self, gate.name) for gate in fields(self)}
+        if not self.packages:
+            del values["packages"]  # as releases write and read it that do not know this gate
         return {k: list(v) if isinstance(v, tuple) else v for k, v in values.items()}
 
     @classmethod

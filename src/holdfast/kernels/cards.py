@@ -13,10 +13,17 @@ _UNCONFINED = """\
 - Do not use the network, start processes or write files: use what you were given for that."""
 _CPYTHON = """\
 The engine
-- Your code runs in Python {version} with its whole standard library and nothing else installed.
+- Your code runs in Python {version} with its whole standard library and {packages}.
 {bounds}
 - Threads and asyncio work. The namespace is saved after every block: plain data, functions,
   classes and imports stay, with `lru_cache`s emptied; open files, generators, locks and the like
   do not, and you are told when one was lost."""
-CPYTHON = _CPYTHON.format(version=_VERSION, bounds=_CONFINED)
-CPYTHON_UNCONFINED = _CPYTHON.format(version=_VERSION, bounds=_UNCONFINED)
+
+
+def cpython(packages: tuple[str, ...] = (), *, confined: bool = True) -> str:
+    """Return what is said of the cpython engine, with the packages that code may import."""
+    return _CPYTHON.format(
+        version=_VERSION,
+        packages=", ".join(packages) if packages else "nothing else installed",
+        bounds=_CONFINED if confined else _UNCONFINED,
+    )

@@ -13,10 +13,15 @@ import contextlib
 import importlib.util
 import logging
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from holdfast.core.capability import Capability
-from holdfast.core.errors import ConfinementMissing, InvalidSettings, WorkerRefused
+from holdfast.core.errors import (
+    CapabilityDenied,
+    ConfinementMissing,
+    InvalidSettings,
+    WorkerRefused,
+)
 from holdfast.kernels import cards, confinement
 from holdfast.kernels.port import Kernel
 
@@ -67,6 +72,8 @@ class Kernels:
         if capability is not None:
             self._require(choice, capability.confinement)
             _check_descriptors()
+            if capability.packages:
+                return self._with_packages(choice, capability.packages)
         return choice
 
     async def close(self) -> None:
@@ -98,14 +105,24 @@ class Kernels:
         missing = confinement.available().missing
         if not (missing and self._allow_unconfined):
             kernel = CpythonKernel(memory_bytes=self._memory_bytes)
-            return Choice(engine, kernel, cards.CPYTHON)
+            return Choice(engine, kernel, cards.cpython())
         _log.warning(
             "kernel 'cpython' runs model-written code unconfined, with the rights of this process, "
             "as was explicitly allowed; missing: %s",
             "; ".join(missing),
         )
         kernel = CpythonKernel(confined=False, memory_bytes=self._memory_bytes)
-        return Choice(engine, kernel, cards.CPYTHON_UNCONFINED)
+        return Choice(engine, kernel, cards.cpython(confined=False))
+
+    def _with_packages(self, choice: Choice, packages: tuple[str, ...]) -> Choice:
+        if not choice.kernel.flags.packages:
+            raise CapabilityDenied(
+                f"kernel {choice.name!r} has no packages to import, but gate 'packages' allows "
+                f"{', '.join(packages)}; use kernel 'cpython', or leave them out",
+                gate="packages",
+            )
+        confined = choice.confinement == "os"
+        return replace(choice, card=cards.cpython(packages, confined=confined))
 
     def _require(self, choice: Choice, wanted: str) -> None:
         # The switch stands for "language", which every profile asks for at least.

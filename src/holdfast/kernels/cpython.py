@@ -31,6 +31,7 @@ from holdfast.kernels.calls import Calls
 from holdfast.kernels.file_contents import ServedFiles
 from holdfast.kernels.limit_watch import LimitWatch
 from holdfast.kernels.off_loop import off_loop
+from holdfast.kernels.packages import Packages
 from holdfast.kernels.pool import Parked, WorkerPool
 from holdfast.kernels.port import (
     CellResult,
@@ -72,6 +73,7 @@ class CpythonKernel:
         max_idle: int | None = None,
         idle_seconds: float = 30.0,
         park_seconds: float = 30.0,
+        environment: str | None = None,
     ) -> None:
         """Make the engine; `confined=False` runs model-written code with the host's own rights.
 
@@ -79,7 +81,8 @@ class CpythonKernel:
         their number is limited by that and by the descriptors of this process, or by `max_workers`,
         and those of idle sessions by `max_idle`. A session gives its worker back when it was
         idle for `idle_seconds`, or when its cell has waited for the host for `park_seconds` and is
-        cheap to run again.
+        cheap to run again. Packages that a session may import come from `environment`, a directory
+        such as `site-packages`: that of the host by default.
         """
         report = confinement.available()
         if confined and report.missing:
@@ -89,6 +92,8 @@ class CpythonKernel:
             )
         self.confined = confined
         self.park_seconds = park_seconds
+        self._environment = environment
+        self._packages: dict[tuple[str, ...], Packages] = {}
         self.pool = WorkerPool(
             max_workers=max_workers,
             memory_bytes=memory_bytes,
@@ -108,7 +113,14 @@ class CpythonKernel:
             threads=True,
             functions_restorable=True,
             calls_anywhere=True,
+            packages=True,
         )
+
+    def packages(self, names: tuple[str, ...]) -> Packages:
+        """Return what a session may import; raise InvalidSettings for what is not installed."""
+        if names not in self._packages:
+            self._packages[names] = Packages(names, self._environment)
+        return self._packages[names]
 
     async def open(
         self,
@@ -118,7 +130,8 @@ class CpythonKernel:
         manifest: Mapping[str, Any] | None = None,
     ) -> CpythonSession:
         """Open a session, empty or from a checkpoint; a process starts when it is first needed."""
-        session = CpythonSession(self, settings, fetch)
+        packages = await off_loop(self.packages, settings.packages) if settings.packages else None
+        session = CpythonSession(self, settings, fetch, packages)
         if manifest is not None:
             await session.restore(manifest)
         self.pool.fork_server.start()
@@ -127,6 +140,9 @@ class CpythonKernel:
     async def close(self) -> None:
         """Stop every worker."""
         await self.pool.close()
+        for packages in self._packages.values():
+            packages.close()
+        self._packages.clear()
 
 
 class CpythonSession:
@@ -137,7 +153,9 @@ class CpythonSession:
         kernel: CpythonKernel,
         settings: KernelSettings,
         fetch: Fetch | None,
+        packages: Packages | None,
     ) -> None:
+        self._packages = packages
         self.worker: Worker | None = None
         self.settings = settings
         self.manifest: Mapping[str, Any] | None = None
@@ -160,7 +178,7 @@ class CpythonSession:
     @property
     def own_paths(self) -> bool:
         """Return whether its cells may read paths."""
-        return bool(self.settings.read_roots)
+        return bool(self.settings.read_roots or self.settings.packages)
 
     @property
     def reclaim_cost(self) -> int | None:
@@ -349,7 +367,9 @@ class CpythonSession:
         try:
             async with _in_time():
                 confined = self._kernel.confined
-                await setup.open_worker(worker, self.settings, served, confined=confined)
+                await setup.open_worker(
+                    worker, self.settings, served, self._packages, confined=confined
+                )
                 if self.manifest is not None:
                     loading = True
                     await self._load(worker, self.manifest)

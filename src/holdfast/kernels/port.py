@@ -89,6 +89,7 @@ class KernelSettings:
 
     functions: tuple[HostFunction, ...] = ()
     read_roots: tuple[str, ...] = ()
+    packages: tuple[str, ...] = ()  # installed ones that cells may import
     hidden: tuple[str, ...] = ()  # what stays unreadable although it lies below a read root
     limits: KernelLimits = field(default_factory=KernelLimits)
     seed: int = 0
@@ -316,6 +317,7 @@ class KernelFlags:
     threads: bool
     functions_restorable: bool
     calls_anywhere: bool
+    packages: bool = False
 
 
 class KernelSession(Protocol):

@@ -10,6 +10,7 @@ from holdfast.core.records import digest_id
 from holdfast.kernels import frames
 from holdfast.kernels import manifest as manifests
 from holdfast.kernels.manifest import Chunks
+from holdfast.kernels.packages import Packages
 from holdfast.kernels.port import Encoded, KernelSettings
 from holdfast.kernels.workers import Worker
 
@@ -17,15 +18,21 @@ Expected = TypeVar("Expected", bound=frames.Message)
 
 
 async def open_worker(
-    worker: Worker, settings: KernelSettings, served: tuple[str, ...] = (), *, confined: bool
+    worker: Worker,
+    settings: KernelSettings,
+    served: tuple[str, ...] = (),
+    packages: Packages | None = None,
+    *,
+    confined: bool,
 ) -> None:
     """Have a worker confine itself and offer the session's functions.
 
-    It may read what is `served` to a re-run as well, without that being noted as a read.
+    It may also read what is `served` to a re-run and the session's packages, without that being
+    noted as a read.
     """
     limits = settings.limits
     policy = {
-        "read_paths": (*settings.read_roots, *served),
+        "read_paths": (*settings.read_roots, *served, *(packages.roots if packages else ())),
         "hidden_paths": settings.hidden,
         "memory_bytes": limits.memory_bytes,
         "threads": limits.processes,
@@ -40,6 +47,7 @@ async def open_worker(
             "roots": settings.read_roots,
             "seed": digest_id(b"%d" % settings.seed)[7:39].encode(),
             "final": settings.final,
+            "packages": packages.path if packages else "",
             "functions": [(f.module, f.name, f.signature, f.doc) for f in settings.functions],
         }
     )

@@ -33,6 +33,7 @@ QUICK_NS = 50_000_000
 _ROOM_FILES = 4
 _RESERVED_FILES = 2
 ENCODED_CHARACTERS = 1 << 16
+_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
 
 class Worker:
@@ -108,6 +109,7 @@ class Worker:
         )
         report = self._confine(command["policy"])
         self.sources.confined = report is not None
+        self._admit(command["packages"])
         self.pins.pin_process()
         self._offer(command)
         self.process_settings.begin()
@@ -127,6 +129,18 @@ class Worker:
 
         keep = (0, 1, 2, self.channel.incoming, self.channel.outgoing)
         return confinement.confine(confinement.Policy(**policy, keep_fds=keep)).to_record()
+
+    def _admit(self, packages: str) -> None:
+        """Let packages be imported from a directory; before a namespace is loaded that needs them.
+
+        Each thread of their libraries would take tens of megabytes of the memory limit, and sums
+        that depend on how many there are would not be the same in a re-run.
+        """
+        if packages:
+            sys.path.append(packages)
+            self.process_settings.own_paths.add(packages)
+            for name in _THREADS:
+                os.environ[name] = "1"
 
     def _offer(self, command: dict[str, Any]) -> None:
         names: dict[str, Any] = {"inspect": Inspect(), "CallError": CallError}

@@ -176,6 +176,7 @@ class CodeHarness:
             KernelSettings(
                 functions=functions,
                 read_roots=capability.read_roots,
+                packages=capability.packages,
                 hidden=blueprints.hidden_paths(store, settings.work_area),
                 limits=_limits(capability),
                 seed=self.blueprint.seed,

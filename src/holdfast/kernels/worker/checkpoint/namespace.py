@@ -13,6 +13,7 @@ import _thread
 import hashlib
 import sys
 from itertools import islice
+from pickle import PickleBuffer
 
 from holdfast.kernels.worker.cell import render
 from holdfast.kernels.worker.checkpoint.makers import Marker, marker
@@ -66,7 +67,9 @@ class Pieces:
         self.pieces: list[Piece] = []
         self.size = 0
 
-    def write(self, data: bytes) -> None:
+    def write(self, data: bytes | PickleBuffer) -> None:
+        if type(data) is PickleBuffer:
+            data = bytes(data)  # the memory of an array, which has no length of its own
         size = len(data)
         if size >= LARGE and data[0] != 0x95:
             # The pickler hands large text and bytes over as they are: they are stored alone.

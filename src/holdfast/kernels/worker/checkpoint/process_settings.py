@@ -32,11 +32,13 @@ class ProcessSettings:
 
     def __init__(self, streams: dict[str, Any]) -> None:
         self._streams = streams
+        # Where the engine lets modules be found: another place in every process.
+        self.own_paths: set[str] = set()
         # How each is read, written as JSON and set. Reading is quick: it is done after every cell.
         self._parts: dict[str, tuple[_Read, _Write, _Set]] = {
             "environ": (lambda: dict(os.environ), dict, _set_environ),
             "folder": (os.getcwd, str, os.chdir),
-            "path": (lambda: list(sys.path), list, _set_path),
+            "path": (self._path, list, self._set_path),
             "digits": (sys.get_int_max_str_digits, int, sys.set_int_max_str_digits),
             "warnings": (_filters, lambda filters: [*map(_as_json, filters)], _set_filters),
             "logging": (self._loggers, dict, self._set_loggers),
@@ -76,6 +78,12 @@ class ProcessSettings:
                 self._parts[name][2](value)
             except Exception:
                 continue
+
+    def _path(self) -> list[str]:
+        return [path for path in sys.path if path not in self.own_paths]
+
+    def _set_path(self, value: list[str]) -> None:
+        sys.path[:] = [*value, *sorted(self.own_paths)]
 
     # Logging
 
@@ -136,10 +144,6 @@ class ProcessSettings:
 def _set_environ(value: dict[str, str]) -> None:
     os.environ.clear()
     os.environ.update(value)
-
-
-def _set_path(value: list[str]) -> None:
-    sys.path[:] = value
 
 
 def _filters() -> list[Any]:

@@ -72,12 +72,11 @@ class Pins:
         self.waits = TimedWaits(self.clock)
         self.random_stream = RandomStream()
         self.files = FileReads()
-        # What the checkpoint keeps of `random`: nothing as long as the seed alone makes it.
-        self._random_state = b""
-        # How to ask it, and its state when it was last seeded or set.
-        self._get_random: Callable[[], Any] | None = None
-        self._set_random: Callable[[Any], None] | None = None
-        self._seeded: Any = None
+        # What checkpoints keep of generators that modules have for everyone, by module; how to ask
+        # each of them, and its state when it was last seeded or set.
+        self._kept: dict[str, Any] = {}
+        self._generators: dict[str, _Generator] = {}
+        self._seeded: dict[str, Any] = {}
 
     def install(self, after_import: dict[str, Callable[[Any], None]]) -> None:
         """Patch what is loaded already and wait for the rest to be imported."""
@@ -88,6 +87,7 @@ class Pins:
             "_datetime": lambda module: _pin_datetime(module, self.clock),
             "random": self._pin_random,
             "uuid": _pin_uuid,
+            "numpy.random": self._pin_numpy,
             **self.waits.patches(),
         }
         for name, patch in after_import.items():
@@ -95,14 +95,15 @@ class Pins:
         for name in list(patches):
             if name in sys.modules:
                 patches.pop(name)(sys.modules[name])
-        sys.meta_path.insert(0, _AfterImport(patches))
+        sys.meta_path.insert(0, _AfterImport(patches, self.random_stream))
 
     def open(self, seed: bytes) -> None:
         """Begin with a session's seed."""
         self.random_stream.seed = seed
         self.random_stream.drawn = 0
-        self._random_state = b""
-        self._seed_random()
+        self._kept = {}
+        for name in self._generators:
+            self._seed(name)
 
     def pin_process(self) -> None:
         """Give this process the number that it has in every worker.
@@ -116,20 +117,27 @@ class Pins:
         )
 
     def random_state(self) -> bytes:
-        """Return what the checkpoint keeps of `random`: nothing if the seed alone makes it."""
-        if self._get_random is not None:
-            state = self._get_random()
-            if state != self._seeded:
-                # Version 2 writes equal states as equal bytes: the later ones mark shared objects.
-                self._random_state = marshal.dumps(state, 2)
-                self._seeded = state
-        return self._random_state
+        """Return what the checkpoint keeps of generators: nothing if the seed alone makes it."""
+        for name, generator in self._generators.items():
+            try:
+                state = generator.get()
+            except Exception:
+                continue  # the model has put another one in its place
+            if state != self._seeded[name]:
+                self._kept[name] = self._seeded[name] = state
+        if not self._kept:
+            return b""
+        # Version 2 writes equal states as equal bytes: the later ones mark shared objects.
+        alone = self._kept.get("random") if len(self._kept) == 1 else None
+        return marshal.dumps(alone or self._kept, 2)
 
     def restore(self, drawn: int, random_state: bytes) -> None:
         """Go on from a checkpoint."""
         self.random_stream.drawn = drawn
-        self._random_state = random_state
-        self._seed_random()
+        kept = marshal.loads(random_state) if random_state else {}
+        self._kept = kept if type(kept) is dict else {"random": kept}
+        for name in self._generators:
+            self._seed(name)
 
     def _pin_random(self, module: Any) -> None:
         seed = module.Random.seed
@@ -139,18 +147,49 @@ class Pins:
 
         module.Random.seed = pinned
         # Kept here: a cell may put anything in the place of the module's own functions.
-        self._get_random, self._set_random = module.getstate, module.setstate
-        self._seed_random()
+        own = module.getstate.__self__
+        self._generators["random"] = _Generator(own.seed, module.getstate, module.setstate)
+        self._seed("random")
 
-    def _seed_random(self) -> None:
-        if self._get_random is None or self._set_random is None:
-            return
-        if self._random_state:
-            self._set_random(marshal.loads(self._random_state))
+    def _pin_numpy(self, module: Any) -> None:
+        """Pin what `numpy.random` has for everyone; its new generators draw from the stream."""
+        get_state, set_state, seed = module.get_state, module.set_state, module.seed
+        as_array = sys.modules["numpy"].frombuffer
+
+        def get() -> Any:
+            name, words, position, has_gauss, gauss = get_state()
+            return str(name), words.tobytes(), int(position), int(has_gauss), float(gauss)
+
+        def set_(state: Any) -> None:
+            name, words, *rest = state
+            set_state((name, as_array(words, "uint32"), *rest))
+
+        def seed_(key: bytes) -> None:
+            seed([int.from_bytes(key[at : at + 4], "big") for at in range(0, len(key), 4)])
+
+        self._generators["numpy"] = _Generator(seed_, get, set_)
+        self._seed("numpy")
+
+    def _seed(self, name: str) -> None:
+        generator = self._generators[name]
+        if name in self._kept:
+            generator.set(self._kept[name])
         else:
-            # Its own key, so that importing `random` late or early draws nothing from the stream.
-            self._get_random.__self__.seed(self.random_stream.seed)  # type: ignore[attr-defined]
-        self._seeded = self._get_random()
+            # Its own key, so that importing a module late or early draws nothing from the stream.
+            generator.seed(self.random_stream.seed)
+        self._seeded[name] = generator.get()
+
+
+class _Generator:
+    """How to seed, ask and set the generator that a module has for everyone."""
+
+    def __init__(
+        self,
+        seed: Callable[[bytes], None],
+        get: Callable[[], Any],
+        set_: Callable[[Any], None],
+    ) -> None:
+        self.seed, self.get, self.set = seed, get, set_
 
 
 def _both(first: Callable[[Any], None], second: Callable[[Any], None]) -> Callable[[Any], None]:
@@ -164,8 +203,11 @@ def _both(first: Callable[[Any], None], second: Callable[[Any], None]) -> Callab
 class _AfterImport:
     """A finder that finds nothing itself and patches a module once it has been loaded."""
 
-    def __init__(self, patches: dict[str, Callable[[Any], None]]) -> None:
+    def __init__(
+        self, patches: dict[str, Callable[[Any], None]], random_stream: RandomStream
+    ) -> None:
         self._patches = patches
+        self._random_stream = random_stream
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         patch = self._patches.pop(name, None)
@@ -174,19 +216,26 @@ class _AfterImport:
         for finder in sys.meta_path:
             spec = None if finder is self else finder.find_spec(name, path, target)
             if spec is not None and spec.loader is not None:
-                spec.loader = _Loader(spec.loader, patch)  # type: ignore[assignment]
+                loader = _Loader(spec.loader, patch, self._random_stream)
+                spec.loader = loader  # type: ignore[assignment]
                 return spec
         return None
 
 
 class _Loader:
-    def __init__(self, loader: Any, patch: Callable[[Any], None]) -> None:
+    def __init__(
+        self, loader: Any, patch: Callable[[Any], None], random_stream: RandomStream
+    ) -> None:
         self._loader = loader
         self._patch = patch
+        self._random_stream = random_stream
 
     def exec_module(self, module: Any) -> None:
+        # A restored worker may have imported it before: what that drew must make no difference.
+        drawn = self._random_stream.drawn
         self._loader.exec_module(module)
         self._patch(module)
+        self._random_stream.drawn = drawn
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._loader, name)
