@@ -58,6 +58,7 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
     "Maintain": {
         "verify": ("maintenance", "Verify every digest, head and stored value."),
         "gc": ("maintenance", "Remove payloads that nothing refers to."),
+        "audit": ("maintenance", "Show the audit of model calls."),
         "export": ("maintenance", "Write sessions to one portable file."),
         "import": ("maintenance", "Store the sessions of an exported file."),
         "erase": ("payloads", "Erase one value; the rest still verifies."),

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import click
 
 from holdfast.cli.naming import find_session
-from holdfast.cli.options import Call, command, note
+from holdfast.cli.options import Call, command, note, session_argument
 from holdfast.cli.reading import with_store
 from holdfast.cli.terminal import one_line
 from holdfast.cli.wording import count
@@ -16,6 +17,7 @@ from holdfast.core.errors import InvalidInput
 from holdfast.stores.choose import open_store
 from holdfast.stores.port import (
     GC_GRACE_SECONDS,
+    AuditRow,
     GcReport,
     ImportOutcome,
     SessionStore,
@@ -63,19 +65,61 @@ def _report_lines(report: VerifyReport) -> list[str]:
     type=click.FloatRange(0),
     help="Seconds for which a payload is kept that nothing refers to yet.",
 )
-def gc_command(call: Call, dry_run: bool, grace_seconds: float) -> None:
-    """Remove payloads that no session refers to."""
+@click.option("--audit-days", type=click.FloatRange(0), help="Remove older audit rows.")
+@click.option("--audit-rows", type=click.IntRange(0), help="Keep so many of each session's rows.")
+def gc_command(
+    call: Call,
+    dry_run: bool,
+    grace_seconds: float,
+    audit_days: float | None,
+    audit_rows: int | None,
+) -> None:
+    """Remove payloads that no session refers to, and audit rows by age and number."""
+    shortens = (audit_days, audit_rows) != (None, None)
+    if dry_run and shortens:
+        raise InvalidInput("--dry-run says nothing of audit rows; leave one of the two out")
 
-    async def work(store: SessionStore) -> GcReport:
-        return await store.gc(dry_run=dry_run, grace_seconds=grace_seconds)
+    async def work(store: SessionStore) -> tuple[GcReport, int]:
+        report = await store.gc(dry_run=dry_run, grace_seconds=grace_seconds)
+        if not shortens:
+            return report, 0
+        before = None
+        if audit_days is not None:
+            before = (datetime.now(UTC) - timedelta(days=audit_days)).isoformat()
+        return report, await store.gc_audit(before=before, keep=audit_rows)
 
-    report = with_store(call, work)
+    report, gone = with_store(call, work)
     verb = "would remove" if dry_run else "removed"
+    audited = f", {count(gone, 'audit row')}" if shortens else ""
     call.answer(
-        gc_document(report),
-        f"{verb} {count(report.payloads, 'payload')}, {count(report.bytes, 'byte')}; "
+        gc_document(report) | ({"audit_rows": gone} if shortens else {}),
+        f"{verb} {count(report.payloads, 'payload')}, {count(report.bytes, 'byte')}{audited}; "
         f"kept {report.kept:,}",
     )
+
+
+@command("audit")
+@session_argument
+@click.option("--after", default=0, type=click.IntRange(0), help="Only rows above this number.")
+@click.option(
+    "--limit", default=100, show_default=True, type=click.IntRange(1), help="How many to show."
+)
+def audit_command(call: Call, session: str, after: int, limit: int) -> None:
+    """Show the audit of SESSION's model calls, where its setting `audit` keeps one."""
+
+    async def work(store: SessionStore) -> list[AuditRow]:
+        info = await find_session(store, session)
+        return await store.list_audit(info.id, after=after, limit=limit)
+
+    rows = with_store(call, work)
+    document = [{"number": row.number, "at": row.at} | row.record for row in rows]
+    lines = [
+        f"{row.number}: {row.record.get('purpose')} {row.record.get('model')} "
+        f"{row.record.get('status')}, {row.record.get('latency_ms')} ms, "
+        f"{row.record.get('usage')}"
+        for row in rows
+    ]
+    call.answer({"audit": document}, "\n".join(lines) or "no model call is in the audit")
 
 
 @command("export")

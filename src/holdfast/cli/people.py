@@ -31,18 +31,24 @@ COLUMNS = (
 @command("pending")
 @click.option("--session", help="Only calls of this session.")
 @click.option("--assignee", help="Only calls that wait for this person.")
+@click.option("--tenant", help="Calls of this tenant, or of all with '*'.")
 @click.option(
     "--limit", default=100, show_default=True, type=click.IntRange(1), help="How many to list."
 )
 @click.option("--cursor", help="Start after the page that gave this cursor.")
 def pending_command(
-    call: Call, session: str | None, assignee: str | None, limit: int, cursor: str | None
+    call: Call,
+    session: str | None,
+    assignee: str | None,
+    tenant: str | None,
+    limit: int,
+    cursor: str | None,
 ) -> None:
     """List the calls of all sessions that wait for someone, longest wait first."""
 
     async def read(store: SessionStore) -> tuple[PendingPage, list[Any]]:
         chosen = None if session is None else (await find_session(store, session)).id
-        where = PendingFilter(session=chosen, assignee=assignee)
+        where = PendingFilter(tenant=tenant, session=chosen, assignee=assignee)
         page = await store.pending(where, limit=limit, cursor=cursor)
         return page, [await _prompt(store, wait) for wait in page.waits]
 
@@ -62,7 +68,9 @@ def pending_command(
 
 
 async def _prompt(store: SessionStore, wait: PendingWait) -> Any:
-    return None if wait.prompt is None else await read_value(store, wait.session, wait.prompt)
+    if wait.prompt is None:
+        return None
+    return await read_value(store.of(wait.tenant), wait.session, wait.prompt)
 
 
 def question_text(prompt: Any) -> str:
@@ -218,6 +226,31 @@ async def _asked(store: SessionStore, session: str, call_id: str) -> Any:
             "stdin is not a terminal; say the answer with --value, --approve, --deny"
         )
     return answer_in_place(wait, await _prompt(store, wait))
+
+
+async def answered_in_place(store: SessionStore, session: str) -> bool:
+    """Put the open questions of a session to the person at the terminal; tell if all were answered.
+
+    Those for someone else, and those that are left with Ctrl-D, go on waiting.
+    """
+    from holdfast.runtime import answers
+
+    page = await store.pending(PendingFilter(session=session), limit=1000)
+    for wait in page.waits:
+        if wait.assignee is not None or wait.kind == "client":
+            return False
+        prompt = await _prompt(store, wait)
+        while True:
+            try:
+                said = await asyncio.to_thread(answer_in_place, wait, prompt)
+            except click.Abort:
+                return False
+            try:
+                await answers.answer(store, session, wait.call_id, said, wait=wait.wait)
+                break
+            except InvalidInput as error:
+                note(str(error))
+    return bool(page.waits)
 
 
 def answer_in_place(wait: PendingWait, prompt: Any) -> Any:

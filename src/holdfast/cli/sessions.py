@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import sys
+from pathlib import Path
 
 import click
 
@@ -11,7 +13,7 @@ from holdfast.cli.naming import find_head, find_session
 from holdfast.cli.options import Call, command, note, session_argument
 from holdfast.cli.reading import opened, with_store
 from holdfast.cli.tables import Column, screen_width, table
-from holdfast.cli.wording import cost_text
+from holdfast.cli.wording import cost_text, count
 from holdfast.core.errors import InvalidInput
 from holdfast.core.ids import friendly_name
 from holdfast.core.status import STATUSES
@@ -35,6 +37,7 @@ COLUMNS = (
 @command("sessions")
 @click.option("--status", type=click.Choice(STATUSES), help="Only sessions in this status.")
 @click.option("--label", metavar="KEY=VALUE", help="Only sessions with this label.")
+@click.option("--tenant", help="Sessions of this tenant, or of all with '*'.")
 @click.option(
     "--limit",
     default=DEFAULT_ROWS,
@@ -49,12 +52,15 @@ def sessions_command(
     call: Call,
     status: str | None,
     label: str | None,
+    tenant: str | None,
     limit: int,
     everything: bool,
     cursor: str | None,
 ) -> None:
     """List sessions, newest first."""
-    where = SessionFilter(status=status, label=None if label is None else pair(label, "--label"))
+    where = SessionFilter(
+        tenant=tenant, status=status, label=None if label is None else pair(label, "--label")
+    )
 
     async def read(store: SessionStore) -> tuple[list[SessionInfo], str | None]:
         if everything:
@@ -158,13 +164,27 @@ def _agreed(question: str) -> bool:
 
 
 @command("delete")
-@session_argument
+@click.argument("session", required=False)
+@click.option("--tenant", help="Delete all sessions of this tenant, with payloads and audit.")
+@click.option(
+    "--certificate",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Where the certificate of a tenant's erasure is written.",
+)
 @click.option("--yes", is_flag=True, help="Do not ask.")
-def delete_command(call: Call, session: str, yes: bool) -> None:
-    """Delete SESSION for good; its id is never used again."""
+def delete_command(
+    call: Call, session: str | None, tenant: str | None, certificate: Path | None, yes: bool
+) -> None:
+    """Delete SESSION for good, or all of a tenant; their ids are never used again."""
+    if (session is None) == (tenant is None):
+        raise InvalidInput("name a session to delete, or a tenant with --tenant")
+    if tenant is not None:
+        _delete_tenant(call, tenant, certificate, yes)
+        return
 
     async def work(store: SessionStore) -> SessionInfo:
-        info = await find_session(store, session)
+        info = await find_session(store, str(session))
         if not yes and not _agreed(f"Delete {info.id} ({info.name}) for good?"):
             raise click.ClickException(f"{info.id} was not deleted")
         await store.delete(info.id)
@@ -172,3 +192,20 @@ def delete_command(call: Call, session: str, yes: bool) -> None:
 
     info = with_store(call, work)
     call.answer({"session": info.id, "deleted": True}, f"{info.id} is deleted")
+
+
+def _delete_tenant(call: Call, tenant: str, certificate: Path | None, yes: bool) -> None:
+    from holdfast.stores.tenant_erasure import delete_tenant
+
+    if not yes and not _agreed(f"Delete everything of tenant {tenant} for good?"):
+        raise click.ClickException(f"nothing of tenant {tenant} was deleted")
+    made = with_store(call, lambda store: delete_tenant(store, tenant))
+    stamp = made["at"][:19].replace(":", "")
+    target = certificate or Path(f"erasure-{tenant}-{stamp}.json")
+    target.write_text(json.dumps(made, indent=2) + "\n", encoding="utf-8")
+    sessions = count(len(made["sessions"]), "session")
+    payloads = count(made["payloads"], "payload")
+    call.answer(
+        made | {"certificate": str(target.absolute())},
+        f"{sessions} and {payloads} of tenant {tenant} are deleted; certificate: {target}",
+    )

@@ -13,6 +13,7 @@ import click
 from holdfast.cli.interruption import Interruption
 from holdfast.cli.naming import find_session
 from holdfast.cli.options import Call, command, note, session_argument
+from holdfast.cli.people import answered_in_place
 from holdfast.cli.progress import shown
 from holdfast.cli.reading import with_store
 from holdfast.cli.sessions import pair
@@ -55,6 +56,7 @@ HELP = {
     "retry": "Attempts at a failed model call: deadline (while its time lasts), off, or a number.",
     "kernel": "What runs code.",
     "harness": "What replies hold: code in cells, or native tool calls.",
+    "audit": "What is kept of model calls beside the log.",
     "prose": "A reply without code: ask again (three times at most), or take it as the answer.",
     "profile": "What code may do: a named capability profile.",
     "work_area": "Folder whose files code may read, where the profile allows it.",
@@ -317,6 +319,11 @@ async def drive(
                 try:
                     async with shown(runtime, session, quiet=quiet):
                         result = await act(runtime, session)
+                    while isinstance(result, Suspended) and _is_attended(call):
+                        if not await answered_in_place(runtime.store, session):
+                            break
+                        async with shown(runtime, session, quiet=quiet):
+                            result = await runtime.resume(session) or result
                 except asyncio.CancelledError:
                     interruption.handled()
                     return await _interrupted(call, runtime, session, interruption)
@@ -332,6 +339,11 @@ async def drive(
             else:
                 note(text)
             return interruption.exit_code
+
+
+def _is_attended(call: Call) -> bool:
+    """Tell whether a person sits at the terminal, whom open questions can be put to."""
+    return not call.as_json and sys.stdin.isatty() and sys.stderr.isatty()
 
 
 async def _interrupted(

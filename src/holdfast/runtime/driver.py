@@ -630,7 +630,9 @@ class Driver:
             blueprint=warm.blueprint,
             transcript=warm.transcript,
             harness=warm.harness,
-            model=self._engine.model_of(self.lease.session, settings.model, settings.prices),
+            model=self._engine.model_of(
+                self.lease.session, settings.model, settings, lambda: self.journal.state
+            ),
             toolsets=warm.toolsets,
             shortage=shortage,
             until_moved=self._until_moved,

@@ -11,16 +11,18 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from holdfast.core.errors import AgentMissing, InvalidSettings
+from holdfast.core.state import State
 from holdfast.kernels.choose import Kernels
 from holdfast.models.choose import model_from_name
 from holdfast.models.port import Model
 from holdfast.models.prices import declared_prices, priced
 from holdfast.runtime.agent import Agent
+from holdfast.runtime.audit import AuditedModel
 from holdfast.runtime.children import Driving
 from holdfast.runtime.inbox import InboxWatcher
 from holdfast.runtime.leaf_gate import LeafGate
 from holdfast.runtime.scope import Guards, RedactedModel
-from holdfast.runtime.settings import Resolved
+from holdfast.runtime.settings import Resolved, Settings
 from holdfast.stores.port import SessionStore
 
 if TYPE_CHECKING:
@@ -101,11 +103,18 @@ class Engine:
             self._models[name] = model_from_name(name)
         return self._models[name]
 
-    def model_of(self, session: str, name: str, prices: str) -> Model:
-        """Return the model that a session's settings name, with the price that they declare."""
+    def model_of(
+        self, session: str, name: str, settings: Settings, state: Callable[[], State]
+    ) -> Model:
+        """Return a model of a session, with the price and the audit that its settings declare."""
         try:
-            found = priced(self.model(name), declared_prices(prices))
-            return found if self.guards.redact is None else RedactedModel(found, self.guards)
+            found = priced(self.model(name), declared_prices(settings.prices))
+            if self.guards.redact is not None:
+                found = RedactedModel(found, self.guards)
+            if settings.audit == "off" or self.replay is not None:
+                return found
+            full = settings.audit == "full"
+            return AuditedModel(found, self.store, session, state, full=full)
         except InvalidSettings as error:
             if ":" in name:
                 raise

@@ -20,6 +20,7 @@ from typing import Any, TypeVar, Unpack, overload
 from holdfast.core import values
 from holdfast.core.capability import Capability
 from holdfast.core.errors import (
+    HoldfastError,
     InboxConsumed,
     InboxItemNotFound,
     InvalidInput,
@@ -56,6 +57,7 @@ from holdfast.runtime.transcript import Transcript
 from holdfast.runtime.writing import Writers
 from holdfast.stores.choose import find_folder, open_store
 from holdfast.stores.port import (
+    AuditRow,
     InboxDraft,
     InboxItem,
     PendingFilter,
@@ -66,10 +68,13 @@ from holdfast.stores.port import (
     Subscription,
 )
 from holdfast.stores.rows import imported_error
+from holdfast.stores.tenant_erasure import delete_tenant
 
 logger = logging.getLogger("holdfast.runtime")
 
 RECOVER_PAGE = 1000
+TICK_SECONDS = 1.0
+"""How often a runtime that drives sessions looks for deadlines that have passed."""
 WHEN_BUSY = ("error", "queue", "steer", "interrupt")
 DEFAULT_AGENT = "default"
 
@@ -102,6 +107,7 @@ class Runtime(Embedding):
         self._claims = Claims(self.engine)
         super().__init__(store, Writers(self._claims), self.engine.guards)
         self._owns_store = owns_store
+        self._timer: asyncio.Task[None] | None = None
 
     @property
     def agents(self) -> Mapping[str, Agent[Any]]:
@@ -315,6 +321,7 @@ class Runtime(Embedding):
         `scope` is for whom the tools of this turn act, a `Scope` or anything that they understand.
         It is never stored; the reference of a `Scope` is, and serves after a restart.
         """
+        self._keep_time()
         session_id = id_of(session)
         if when_busy not in WHEN_BUSY:
             raise InvalidSettings(
@@ -405,6 +412,7 @@ class Runtime(Embedding):
 
         `scope` is for whom the open turn acts where its message left no reference.
         """
+        self._keep_time()
         acts_for = scope_of(scope)
         async with self._claims.driving(id_of(session), takeover=takeover) as driver:
             result = await driver.resume(force=force, scope=acts_for)
@@ -537,6 +545,7 @@ class Runtime(Embedding):
 
         That is every session whose agent is here, but for copies that nobody has taken over.
         """
+        self._keep_time()
         taken: list[str] = []
         for due in (
             SessionFilter(status="interrupted"),
@@ -573,6 +582,7 @@ class Runtime(Embedding):
         counts where the message left no reference.
         """
         acts_for = scope_of(scope)
+        self._keep_time()
         item = await answers.answer(
             self.store,
             id_of(session),
@@ -612,6 +622,33 @@ class Runtime(Embedding):
         """Return one page of the calls of all sessions that wait for someone, oldest first."""
         return await self.store.pending(where, limit=limit, cursor=cursor)
 
+    async def audit(
+        self, session: AnySession, *, after: int = 0, limit: int = 100
+    ) -> list[AuditRow]:
+        """Return the audit of a session's model calls, where it keeps one."""
+        return await self.store.list_audit(id_of(session), after=after, limit=limit)
+
+    async def delete_tenant(self, tenant: str) -> dict[str, Any]:
+        """Delete all sessions of a tenant with payloads and audit; return a certificate of it."""
+        return await delete_tenant(self.store, tenant)
+
+    def _keep_time(self) -> None:
+        """Apply deadlines by this runtime's own timer, from the first drive on until it closes."""
+        if self._timer is None:
+            self._timer = asyncio.ensure_future(self._tick_on())
+
+    async def _tick_on(self) -> None:
+        loop, took = asyncio.get_running_loop(), 0.0
+        while True:
+            # A store that takes long to look through is looked through less often.
+            await asyncio.sleep(max(TICK_SECONDS, 20 * took))
+            began = loop.time()
+            try:
+                await self.tick()
+            except HoldfastError:
+                logger.warning("deadlines were not applied", exc_info=True)
+            took = loop.time() - began
+
     async def tick(self) -> list[str]:
         """Apply every deadline that has passed; return the sessions that it concerned."""
         found = await answers.expire_due(self.store)
@@ -629,6 +666,9 @@ class Runtime(Embedding):
 
     async def close(self) -> None:
         """Break off what is driven here, recording it, and let go of everything."""
+        timer, self._timer = self._timer, None
+        if timer is not None:
+            await ended(timer)
         await self._claims.close()
         await self.engine.close()
         if self._owns_store:

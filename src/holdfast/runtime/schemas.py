@@ -42,7 +42,12 @@ def check(schema: Mapping[str, Any], value: Any, what: str = "the value") -> Any
     """Return a value that fits a schema; InvalidInput names the place that does not."""
     found = _validator(_text(schema))
     plain = plain_of(value, what)
-    for error in found.iter_errors(plain):
+    try:
+        error = next(iter(found.iter_errors(plain)), None)
+    except (ValueError, RecursionError) as problem:
+        # Nested beyond what is checked, or text that is not Unicode.
+        raise InvalidInput(f"{what} cannot be checked against its schema: {problem}") from problem
+    if error is not None:
         raise InvalidInput(
             f"{what} does not fit its schema{_place(error.instance_path)}: {_short(error.message)}"
         )

@@ -20,7 +20,7 @@ from holdfast.runtime.compaction import Compaction
 from holdfast.runtime.results import ResultOf
 from holdfast.runtime.settings import SettingsOptions
 from holdfast.runtime.tools import Tool
-from holdfast.stores.port import InboxItem, Subscription
+from holdfast.stores.port import AuditRow, InboxItem, Subscription
 from holdfast.views.calls import CallView
 from holdfast.views.context import ContextView
 from holdfast.views.families import Family
@@ -277,6 +277,10 @@ class Session(Generic[T]):
     async def latest(self, kind: str, key: str | None = None) -> RecordView | None:
         """Return the latest record of a kind, or of one of its keys; see `Runtime.latest`."""
         return await self.runtime.latest(await self._there(), kind, key)
+
+    async def audit(self, *, after: int = 0, limit: int = 100) -> list[AuditRow]:
+        """Return the audit of the session's model calls, where it keeps one."""
+        return await self.runtime.audit(await self._there(), after=after, limit=limit)
 
     async def state(self) -> State:
         """Return the state at the tip."""

@@ -42,6 +42,7 @@ class Settings:
     kernel: str = "auto"  # auto, cpython, monty
     harness: str = "code"  # code, tools
     prose: str = "retry"  # what a reply without anything to act on is: retry, answer
+    audit: str = "off"  # of model calls: off, records, full
     profile: str = "default"  # locked_down, default, trusted
     work_area: str = ""  # empty: the current folder
     instructions: str = ""
@@ -141,6 +142,7 @@ AT_LEAST_ONE = (
 CHOICES = {
     "harness": ("code", "tools"),
     "prose": ("retry", "answer"),
+    "audit": ("off", "records", "full"),
     "kernel": ("auto", "cpython", "monty"),
     "profile": ("locked_down", "default", "trusted"),
 }
@@ -154,6 +156,7 @@ class SettingsOptions(TypedDict, total=False):
     retry: str | int | None
     harness: str | None
     prose: str | None
+    audit: str | None
     kernel: str | None
     profile: str | None
     work_area: str | None

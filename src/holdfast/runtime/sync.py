@@ -77,6 +77,8 @@ class SyncRuntime:
     cancel = blocking(Runtime.cancel)
     pending = blocking(Runtime.pending)
     tick = blocking(Runtime.tick)
+    audit = blocking(Runtime.audit)
+    delete_tenant = blocking(Runtime.delete_tenant)
 
     call = blocking(Runtime.call)
     record = blocking(Runtime.record)

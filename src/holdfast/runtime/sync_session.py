@@ -53,6 +53,7 @@ class SyncSession(Generic[T]):
     retract = blocking(Session.retract)
     records = blocking(Session.records)
     latest = blocking(Session.latest)
+    audit = blocking(Session.audit)
     state = blocking(Session.state)
     messages = blocking(Session.messages)
     context = blocking(Session.context)

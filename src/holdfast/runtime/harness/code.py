@@ -266,7 +266,9 @@ class CodeHarness:
         name = settings.leaf_model or settings.model
         leaves = LeafHandler(
             ledger=ledger,
-            model=self._engine.model_of(self.journal.session, name, settings.prices),
+            model=self._engine.model_of(
+                self.journal.session, name, settings, lambda: self.journal.state
+            ),
             shortage=self.shortage,
             gate=self._engine.leaf_gate,
             first_user_text=self._transcript.first_user_text,
