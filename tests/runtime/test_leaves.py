@@ -111,15 +111,39 @@ async def test_the_leaf_gate_is_process_wide(lab: Lab) -> None:
     runtime = await lab.open(
         replies(cell("FINAL(len(map_lm(['x'] * 20)))")),
         leaf_model=ScriptedModel(leaf_model, name="leaf"),
-        leaf_concurrency=3,
+        process_leaf_concurrency=3,
     )
-    session = await runtime.start()
+    session = await runtime.start(leaf_concurrency=20)
     assert (await session.send("x")).value == 20
     assert most == 3
 
 
+async def test_the_limit_of_one_session_does_not_throttle_the_process(lab: Lab) -> None:
+    running, most, met = 0, 0, asyncio.Event()
+
+    async def respond(request):
+        nonlocal running, most
+        if request.purpose == "step":
+            return cell("FINAL(len(map_lm(['x'] * 6)))")
+        running += 1
+        most = max(most, running)
+        if most == 4:
+            met.set()
+        await met.wait()
+        running -= 1
+        return "ok"
+
+    runtime = await lab.open(respond, leaf_concurrency=2)
+    sessions = [await runtime.start(process_leaf_concurrency=1) for _ in range(2)]
+    results = await asyncio.wait_for(
+        asyncio.gather(*(session.send("x") for session in sessions)), 20
+    )
+    assert [result.value for result in results] == [6, 6]
+    assert most == 4
+
+
 async def test_the_leaf_gate_counts_over_all_runtimes_and_threads(lab: Lab, tmp_path: Path) -> None:
-    """The first calls take until each of three runtimes has its three under way or waiting."""
+    """The first calls take until each of three runtimes has its six under way or waiting."""
     guard, running, most, met = threading.Lock(), 0, 0, False
 
     async def respond(request):
@@ -130,7 +154,7 @@ async def test_the_leaf_gate_counts_over_all_runtimes_and_threads(lab: Lab, tmp_
             running += 1
             most = max(most, running)
         while not met:
-            met = running + len(leaf_gate._FLIGHT._waiting) == 9
+            met = running + len(leaf_gate._FLIGHT._waiting) == 18
             await asyncio.sleep(0)
         with guard:
             running -= 1
@@ -139,10 +163,10 @@ async def test_the_leaf_gate_counts_over_all_runtimes_and_threads(lab: Lab, tmp_
     def in_a_thread() -> int:
         model = ScriptedModel(respond, name="scripted")
         place = f"sqlite:{tmp_path / 'sync'}"
-        with holdfast.open_sync(place, model=model, leaf_concurrency=3) as runtime:
+        with holdfast.open_sync(place, model=model, process_leaf_concurrency=3) as runtime:
             return runtime.send(runtime.start(), "x").value
 
-    runtimes = [await lab.open(respond, leaf_concurrency=3) for _ in range(2)]
+    runtimes = [await lab.open(respond, process_leaf_concurrency=3) for _ in range(2)]
     sessions = [await runtime.start() for runtime in runtimes]
     here = [session.send("x") for session in sessions]
     other, *results = await asyncio.gather(asyncio.to_thread(in_a_thread), *here)

@@ -77,7 +77,8 @@ HELP = {
     "max_fanout": "Items of one map_lm or map_rlm.",
     "max_depth": "How many sessions deep rlm goes.",
     "child_concurrency": "Children of one session that are driven at once.",
-    "leaf_concurrency": "Calls of lm and map_lm in flight at once.",
+    "leaf_concurrency": "Calls of lm and map_lm in flight at once in the session.",
+    "process_leaf_concurrency": "Calls of lm and map_lm in flight at once in the process.",
     "leaf_timeout_seconds": "Seconds for one call of lm or map_lm, with its retries.",
 }
 NO_VALUE = {

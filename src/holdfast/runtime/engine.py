@@ -49,7 +49,7 @@ class Engine:
         self.agents: dict[str, Agent[Any]] = {}
         self.kernels = kernels
         self.guards = guards or Guards()
-        self.leaf_gate = LeafGate(resolved.settings.leaf_concurrency)
+        self.leaf_gate = LeafGate(resolved.settings.process_leaf_concurrency)
         self.inboxes = InboxWatcher(store)
         self.driving: Driving | None = None
         """What drives other sessions of this process: the children of the one at hand."""

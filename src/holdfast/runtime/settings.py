@@ -63,6 +63,7 @@ class Settings:
     max_depth: int = 4
     child_concurrency: int = 16
     leaf_concurrency: int = 8
+    process_leaf_concurrency: int = 32
     leaf_timeout_seconds: int = 120
 
     def __post_init__(self) -> None:
@@ -137,7 +138,8 @@ NAMES = tuple(item.name for item in fields(Settings))
 NUMBERS = tuple(item.name for item in fields(Settings) if item.type == "int")
 AT_LEAST_ONE = (
     *("max_steps", "call_timeout_seconds", "leaf_timeout_seconds"),
-    *("leaf_concurrency", "child_concurrency", "max_fanout", "context_hard_percent"),
+    *("leaf_concurrency", "process_leaf_concurrency", "child_concurrency"),
+    *("max_fanout", "context_hard_percent"),
 )
 CHOICES = {
     "harness": ("code", "tools"),
@@ -178,6 +180,7 @@ class SettingsOptions(TypedDict, total=False):
     max_depth: int | None
     child_concurrency: int | None
     leaf_concurrency: int | None
+    process_leaf_concurrency: int | None
     leaf_timeout_seconds: int | None
 
 
