@@ -65,7 +65,7 @@ def test_a_missing_extra_is_named(absent, name, extra):
     code = (
         f"import sys; sys.modules[{absent!r}] = None\n"
         "from holdfast.models.choose import model_from_name\n"
-        "from holdfast.models.errors import ExtraMissing\n"
+        "from holdfast.errors import ExtraMissing\n"
         f"try: model_from_name({name!r})\n"
         "except ExtraMissing as error: print(error)\n"
     )

@@ -14,7 +14,7 @@ import click
 from holdfast.cli.options import Call, command, note
 from holdfast.cli.tables import Column, screen_width, table
 from holdfast.cli.turns import settings_options
-from holdfast.core.errors import InvalidInput, InvalidSettings
+from holdfast.core.errors import InvalidInput, InvalidSettings, needing
 from holdfast.stores.choose import store_url
 from holdfast.stores.tenancy import DEFAULT_TENANT
 
@@ -79,11 +79,12 @@ def view_command(call: Call, no_browser: bool, **options: Any) -> int:
 
 
 async def _serve(call: Call, options: dict[str, Any], *, browser: bool) -> int:
-    import uvicorn
+    with needing("server", "serving"):
+        import uvicorn
 
+        from holdfast.server.app import create_app
     from holdfast.runtime.runtime import open_runtime
     from holdfast.server.access import Access, Principal, access_path
-    from holdfast.server.app import create_app
 
     host, port = options.pop("host"), options.pop("port")
     names, read_only = options.pop("names"), options.pop("read_only")

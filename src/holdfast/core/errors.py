@@ -17,7 +17,7 @@ HoldfastError
 │   └── SessionDeleted
 ├── Refused                     not here, not like this: the message says what would work
 │   ├── ReadOnlySession · StoreNewer · StoreUnsafe · HandleForked · CapabilityDenied
-│   ├── ConfinementMissing · AgentMissing · NotRestorable · WorkerRefused
+│   ├── ConfinementMissing · AgentMissing · NotRestorable · ExtraMissing · WorkerRefused
 ├── StoreFailed                 the storage failed
 │   ├── NothingWritten          safe to try again
 │   └── OutcomeUnknown          read again before anything else
@@ -32,6 +32,8 @@ HoldfastError
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 
@@ -217,6 +219,10 @@ class NotRestorable(Refused):
     """The namespace checkpoint cannot be restored here."""
 
 
+class ExtraMissing(Refused):
+    """What was asked for needs an extra that is not installed."""
+
+
 class StoreFailed(HoldfastError):
     """The storage failed."""
 
@@ -278,6 +284,20 @@ class CallWaits(HoldfastError):
 
 class ModelError(HoldfastError):
     """The model provider failed."""
+
+
+@contextmanager
+def needing(extra: str, what: str) -> Iterator[None]:
+    """Say of an import that fails which extra brings what it needs."""
+    try:
+        yield
+    except ImportError as error:
+        if (error.name or "").partition(".")[0] == "holdfast":
+            raise  # a fault of ours, not of the installation
+        raise ExtraMissing(
+            f"{what} needs more than is installed: pip install 'holdfast[{extra}]' ({error})",
+            extra=extra,
+        ) from error
 
 
 def check_kind(value: object, kind: type, what: str) -> None:

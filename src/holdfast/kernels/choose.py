@@ -21,6 +21,7 @@ from holdfast.core.errors import (
     ConfinementMissing,
     InvalidSettings,
     WorkerRefused,
+    needing,
 )
 from holdfast.kernels import cards, confinement
 from holdfast.kernels.port import Kernel
@@ -97,7 +98,8 @@ class Kernels:
 
     def _make(self, engine: str) -> Choice:
         if engine == "monty":
-            from holdfast.kernels.monty import CARD, MontyKernel
+            with needing("monty", "kernel 'monty'"):
+                from holdfast.kernels.monty import CARD, MontyKernel
 
             return Choice(engine, MontyKernel(), CARD)
         from holdfast.kernels.cpython import CpythonKernel

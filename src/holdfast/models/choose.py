@@ -14,8 +14,7 @@ import re
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from holdfast.core.errors import InvalidSettings
-from holdfast.models.errors import ExtraMissing
+from holdfast.core.errors import InvalidSettings, needing
 from holdfast.models.port import Model
 from holdfast.models.retry import RetryPolicy
 from holdfast.models.scripted import ScriptedModel
@@ -54,17 +53,11 @@ def model_from_name(
         )
     provider, model, url = match.group("provider", "model", "url")
     _check_url(url, name)
-    try:
+    extra = _EXTRAS.get(re.split("[-/]", provider)[0], "models")
+    with needing(extra, f"model {name!r}"):
         # importlib, because this module must load without the extra.
         adapter = importlib.import_module("holdfast.models.pydantic_ai")
         inner = _provider_model(provider, model, url, api_key)
-    except ImportError as error:
-        extra = _EXTRAS.get(re.split("[-/]", provider)[0], "models")
-        raise ExtraMissing(
-            f"model {name!r} needs more than is installed: pip install 'holdfast[{extra}]' "
-            f"({error})",
-            extra=extra,
-        ) from error
     model_: Model = adapter.PydanticAiModel(
         inner, name=name, retry=retry, secrets=_secrets(inner, api_key)
     )

@@ -17,15 +17,13 @@ ModelError
     └── ScriptExhausted
 InvalidInput
 └── InvalidScript
-Refused
-└── ExtraMissing
 """
 
 from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from holdfast.core.errors import InvalidInput, ModelError, Refused
+from holdfast.core.errors import InvalidInput, ModelError
 from holdfast.models.port import Attempt
 
 
@@ -147,10 +145,6 @@ class ScriptExhausted(ProviderError):
 
 class InvalidScript(InvalidInput):
     """A script file cannot be used."""
-
-
-class ExtraMissing(Refused):
-    """The model needs an extra that is not installed."""
 
 
 KINDS: dict[str, type[ProviderError]] = {

@@ -11,7 +11,7 @@ import asyncio
 import os
 from pathlib import Path
 
-from holdfast.core.errors import InvalidInput, StoreNotFound, StoreUnsafe
+from holdfast.core.errors import InvalidInput, StoreNotFound, StoreUnsafe, needing
 from holdfast.stores.place import denied_error
 from holdfast.stores.port import SessionStore
 
@@ -84,12 +84,8 @@ async def open_store(
 
 
 async def _open_database(url: str, create: bool) -> SessionStore:
-    try:
+    with needing("postgres", "a PostgreSQL store"):
         from holdfast.stores.postgres.store import PostgresSessionStore
-    except ModuleNotFoundError as error:
-        raise InvalidInput(
-            f"a PostgreSQL store needs the module {error.name!r}; install holdfast[postgres]"
-        ) from error
     return await PostgresSessionStore.open(url, create=create)
 
 
