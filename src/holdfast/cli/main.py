@@ -27,6 +27,7 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "stop": ("sessions", "Stop a session."),
         "fork": ("sessions", "Start a session from a head of another."),
         "cancel": ("runs", "End a workflow run; it can be resumed."),
+        "worker": ("worker", "Drive whatever has work, beside other workers."),
         "workflow": ("workflow", "Check a workflow file, draw it, run it."),
     },
     "People": {

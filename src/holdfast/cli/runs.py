@@ -22,6 +22,7 @@ from holdfast.core.errors import InvalidInput
 from holdfast.stores.port import SessionStore
 
 if TYPE_CHECKING:
+    from holdfast.workflows.registry import Registry
     from holdfast.workflows.runs import RunResult, Runs
 
 EXIT_CODES = {"finished": 0, "paused": 3, "interrupted": 1, "cancelled": 6}
@@ -52,7 +53,7 @@ def _options(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
-def _program(file: str | None) -> dict[str, Any]:
+def load_program(file: str | None) -> dict[str, Any]:
     """Return what a program offers to workflows; running it is what the user asked for."""
     if file is None:
         return {}
@@ -75,6 +76,19 @@ def _variables(given: tuple[str, ...]) -> dict[str, Any]:
     return found
 
 
+def offered_registry(offered: dict[str, Any]) -> Registry:
+    """Return what a program offers to the nodes of workflows."""
+    from holdfast.workflows.registry import registry
+
+    return registry(
+        tools=offered.get("TOOLS", ()),
+        functions=offered.get("FUNCTIONS", ()),
+        programs=offered.get("PROGRAMS", ()),
+        secrets=offered.get("SECRETS"),
+        workflows=[_built(one) for one in offered.get("WORKFLOWS", ())],
+    )
+
+
 async def _with_runs(
     call: Call,
     options: dict[str, Any],
@@ -84,21 +98,14 @@ async def _with_runs(
     """Drive a run here; on a terminal, ask what people are asked, and go on."""
     from holdfast.cli.run_progress import RunProgress, ask_in_place
     from holdfast.runtime.runtime import open_runtime
-    from holdfast.workflows.registry import registry
     from holdfast.workflows.runs import Runs
 
-    offered = _program(options.get("program"))
+    offered = load_program(options.get("program"))
     given: dict[str, Any] = {"model": options["model"]} if options.get("model") else {}
     if offered.get("AGENTS"):
         given["agents"] = offered["AGENTS"]
     async with await open_runtime(call.store, **given) as runtime:
-        known = registry(
-            tools=offered.get("TOOLS", ()),
-            functions=offered.get("FUNCTIONS", ()),
-            programs=offered.get("PROGRAMS", ()),
-            secrets=offered.get("SECRETS"),
-            workflows=[_built(one) for one in offered.get("WORKFLOWS", ())],
-        )
+        known = offered_registry(offered)
         runs = Runs(runtime, known)
         with Interruption() as interruption:
             try:

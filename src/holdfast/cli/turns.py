@@ -181,6 +181,7 @@ def run_command(
 @click.argument("message")
 @input_option
 @click.option("--queue", is_flag=True, help="If the session is busy, wait in its inbox.")
+@click.option("--no-wait", is_flag=True, help="Leave it to a worker, and return at once.")
 @click.option("--takeover", is_flag=True, help="Drive an imported copy that has open work.")
 @turn_options
 def send_command(
@@ -189,6 +190,7 @@ def send_command(
     message: str,
     inputs: tuple[str, ...],
     queue: bool,
+    no_wait: bool,
     takeover: bool,
     quiet: bool,
     allow_unconfined: bool,
@@ -204,6 +206,7 @@ def send_command(
             inputs=variables,
             when_busy="queue" if queue else "error",
             takeover=takeover,
+            wait=not no_wait,
         )
 
     options = {"allow_unconfined": allow_unconfined}

@@ -308,6 +308,7 @@ class Runtime(Embedding):
         timeout: float | None = None,
         takeover: bool = False,
         scope: Any = None,
+        wait: bool = True,
     ) -> TurnResult:
         """Work one message until a terminal outcome, reviving the session if it must be.
 
@@ -320,6 +321,9 @@ class Runtime(Embedding):
 
         `scope` is for whom the tools of this turn act, a `Scope` or anything that they understand.
         It is never stored; the reference of a `Scope` is, and serves after a restart.
+
+        With `wait=False` the message is only put into the inbox, durably, for a worker to work:
+        `Queued` has the key by which its result is read.
         """
         self._keep_time()
         session_id = id_of(session)
@@ -335,7 +339,7 @@ class Runtime(Embedding):
         if content.role != "user":
             # The log has it as the user's: the model would see another role after a restart.
             raise InvalidInput(f"a message to send has the role 'user', not {content.role!r}")
-        if timeout is not None:
+        if timeout is not None or not wait:
             # By its key the result can be read once nobody waits for it any more.
             key = key or _new_key()
         acts_for = scope_of(scope)
@@ -346,6 +350,8 @@ class Runtime(Embedding):
         content = guards.redacted_message("message", content)
         bound = {name: guards.redacted("input", value) for name, value in (inputs or {}).items()}
         work = Work(content, bound, key, when_busy=busy, scope=acts_for)
+        if not wait:
+            return await self._put(session_id, work)
         if timeout is None:
             return await self._send(session_id, work, when_busy, takeover)
         sending = self._send(session_id, work, when_busy, takeover)
@@ -673,6 +679,14 @@ class Runtime(Embedding):
         await self.engine.close()
         if self._owns_store:
             await self.store.close()
+
+    async def _put(self, session_id: str, work: Work) -> TurnResult:
+        """Put a message into the inbox; return what came of it if it was worked before."""
+        name = work.key or _new_key()
+        item = await self.store.put_inbox(session_id, work.draft(name))
+        if item.consumed_seq is not None:
+            return await self.result(session_id, name)
+        return Queued(session=session_id, key=name)
 
     async def _queue(self, session_id: str, work: Work) -> TurnResult:
         name = work.key or _new_key()

@@ -125,6 +125,7 @@ class Session(Generic[T]):
         timeout: float | None = None,
         takeover: bool = False,
         scope: Any = None,
+        wait: bool = True,
     ) -> ResultOf[T]:
         """Work one message until a terminal outcome; see `Runtime.send`."""
         return await self.runtime.send(
@@ -136,6 +137,7 @@ class Session(Generic[T]):
             timeout=timeout,
             takeover=takeover,
             scope=scope,
+            wait=wait,
         )
 
     async def result(self, key: str) -> ResultOf[T]:

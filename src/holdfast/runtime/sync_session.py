@@ -117,6 +117,7 @@ class SyncSession(Generic[T]):
         timeout: float | None = None,
         takeover: bool = False,
         scope: Any = None,
+        wait: bool = True,
     ) -> ResultOf[T]:
         """Work one message until a terminal outcome; see `Runtime.send`."""
         return self.runtime.wait(
@@ -128,6 +129,7 @@ class SyncSession(Generic[T]):
                 timeout=timeout,
                 takeover=takeover,
                 scope=scope,
+                wait=wait,
             )
         )
 

@@ -1,0 +1,128 @@
+"""The worker: drives whatever has work in a store until it is asked to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from holdfast.cli.options import Call, command, note
+from holdfast.cli.runs import load_program, offered_registry
+from holdfast.runtime.runtime import Runtime, open_runtime
+from holdfast.runtime.worker import SWEEP_SECONDS, Worker
+from holdfast.workflows.runs import Runs
+
+STATUS_SECONDS = 2.0
+
+
+@command("worker")
+@click.option("--with", "program", metavar="FILE", help="Python file that has AGENTS and so on.")
+@click.option("--model", help="Model: PROVIDER:MODEL, or script:FILE offline.")
+@click.option("--concurrency", type=click.IntRange(min=1), default=8, show_default=True)
+@click.option("--sweep-seconds", type=float, default=SWEEP_SECONDS, show_default=True)
+@click.option("--drain-seconds", type=float, default=30.0, show_default=True)
+@click.option("--once", is_flag=True, help="Leave when nothing is due any more.")
+@click.option("--status-file", type=click.Path(path_type=Path), help="Where to write its health.")
+@click.option("--log-json", is_flag=True, help="Log one JSON document per line.")
+def worker_command(
+    call: Call,
+    program: str | None,
+    model: str | None,
+    concurrency: int,
+    sweep_seconds: float,
+    drain_seconds: float,
+    once: bool,
+    status_file: Path | None,
+    log_json: bool,
+) -> None:
+    """Drive whatever has work in the store: messages, answers, deadlines, turns of dead drivers.
+
+    Any number of workers serve one store, on one machine with SQLite, on many with PostgreSQL.
+    SIGTERM lets it finish the turns under way, then leaves; another worker takes up the rest.
+    """
+    _log(as_json=log_json)
+    offered = load_program(program)
+    options: dict[str, Any] = {} if model is None else {"model": model}
+    if offered.get("AGENTS"):
+        options["agents"] = offered["AGENTS"]
+
+    async def work() -> dict[str, Any]:
+        async with await open_runtime(call.store, **options) as runtime:
+            Runs(runtime, offered_registry(offered))
+            worker = Worker(runtime, concurrency=concurrency, sweep_seconds=sweep_seconds)
+            if once:
+                await worker.drain()
+            else:
+                await _serve(runtime, worker, drain_seconds, status_file)
+            return {"driven": worker.status.driven, "sweeps": worker.status.sweeps}
+
+    done = asyncio.run(work())
+    call.answer(done, f"{done['driven']} drives, {done['sweeps']} sweeps")
+
+
+async def _serve(
+    runtime: Runtime, worker: Worker, drain_seconds: float, status_file: Path | None
+) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def ask_to_stop(number: signal.Signals) -> None:
+        stop.set()
+        loop.remove_signal_handler(number)  # a second one ends the process at once
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, ask_to_stop, number)
+    note(f"worker on {runtime.store.flags.url}: agents {', '.join(runtime.agents)}")
+    reporting = asyncio.ensure_future(_report(worker, status_file))
+    try:
+        await worker.run(stop, drain_seconds=drain_seconds)
+    finally:
+        reporting.cancel()
+
+
+async def _report(worker: Worker, file: Path | None) -> None:
+    """Write a worker's health where a probe can read it, for as long as it lives."""
+    while file is not None:
+        status = worker.status
+        document = {
+            "healthy": status.healthy,
+            "ready": status.healthy and status.sweeps > 0,
+            "driving": status.driving,
+            "driven": status.driven,
+            "sweeps": status.sweeps,
+        }
+        fresh = file.with_name(file.name + ".new")
+        await asyncio.to_thread(fresh.write_text, json.dumps(document))
+        await asyncio.to_thread(fresh.replace, file)
+        await asyncio.sleep(STATUS_SECONDS)
+
+
+class _JsonFormatter(logging.Formatter):
+    """Log records as documents, for machines that collect them."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return one line."""
+        document = {
+            "at": self.formatTime(record, "%Y-%m-%dT%H:%M:%S%z"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            document["error"] = self.formatException(record.exc_info)
+        return json.dumps(document)
+
+
+def _log(*, as_json: bool) -> None:
+    logger = logging.getLogger("holdfast")
+    logger.setLevel(logging.INFO)
+    if as_json:
+        handler = logging.StreamHandler(sys.stderr)
+        handler.setFormatter(_JsonFormatter())
+        logger.handlers = [handler]

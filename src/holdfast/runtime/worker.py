@@ -1,0 +1,194 @@
+"""A worker: drives whatever has work in a store, beside any number of others.
+
+The sweep finds all work (`work_due`): what waits in an inbox, deadlines that have passed, turns
+whose driver died. Hints of the store only make it come sooner, so one that is lost costs a pause
+and no work. The lease decides who drives; what another worker took is not listed any more.
+
+A session that a drive did not move is left alone for a while, longer each time, until its log
+moves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+
+from holdfast.core.errors import HoldfastError, InvalidSettings
+from holdfast.core.events import now
+from holdfast.runtime.answers import expire_due
+from holdfast.runtime.runtime import Runtime
+from holdfast.stores.port import DueSession
+
+logger = logging.getLogger("holdfast.worker")
+
+SWEEP_SECONDS = 1.0
+LEAST_SECONDS = 0.05
+SWEEP_PAGE = 200
+LEAST_PAUSE, LONGEST_PAUSE = 0.5, 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStatus:
+    """What a worker does: drives under way and done, and whether the last sweep was answered."""
+
+    driving: int
+    driven: int
+    sweeps: int
+    healthy: bool
+
+
+@dataclass(slots=True)
+class _Pause:
+    """A session that did not move: at which event it stood, and until when it is left alone."""
+
+    seq: int
+    until: float
+    seconds: float
+
+
+class Worker:
+    """Drives the sessions of a runtime's store, `concurrency` of them at once."""
+
+    def __init__(
+        self, runtime: Runtime, *, concurrency: int = 8, sweep_seconds: float = SWEEP_SECONDS
+    ) -> None:
+        if concurrency < 1 or sweep_seconds <= 0:
+            raise InvalidSettings("a worker drives at least one session and sweeps after a pause")
+        self._runtime = runtime
+        self._store = runtime.store
+        self._concurrency = concurrency
+        self._sweep_seconds = sweep_seconds
+        self._driving: dict[str, asyncio.Task[None]] = {}
+        self._pauses: dict[str, _Pause] = {}
+        self._look = asyncio.Event()
+        self._driven = self._sweeps = 0
+        self._healthy = True
+
+    @property
+    def status(self) -> WorkerStatus:
+        """Return what this worker does now."""
+        return WorkerStatus(len(self._driving), self._driven, self._sweeps, self._healthy)
+
+    async def run(self, stop: asyncio.Event, *, drain_seconds: float = 30.0) -> None:
+        """Drive what is due until asked to stop; then finish what is under way.
+
+        What takes longer than the time for it is broken off and recorded: the runtime gives its
+        lease back when it is closed, and another worker goes on with the turn.
+        """
+        async with self._hints():
+            while not stop.is_set():
+                self._look.clear()
+                await self._sweep()
+                # Hints come with every event of every session: some go into one sweep.
+                await self._wait([stop], LEAST_SECONDS)
+                await self._wait([stop, self._look], self._sweep_seconds)
+        logger.info("draining: %d sessions are driven here", len(self._driving))
+        if self._driving:
+            await asyncio.wait(self._driving.values(), timeout=drain_seconds)
+
+    async def drain(self) -> None:
+        """Drive until nothing is due any more; for tests and one-off runs."""
+        while await self._sweep() or self._driving:
+            if self._driving:
+                await asyncio.wait(self._driving.values(), return_when=asyncio.FIRST_COMPLETED)
+
+    async def _sweep(self) -> bool:
+        """Take up what is due; tell whether a drive was begun."""
+        try:
+            await expire_due(self._store)
+            return await self._take_up()
+        except HoldfastError as error:
+            self._healthy = False
+            logger.warning("the sweep failed: %s", error)
+            return False
+
+    async def _take_up(self) -> bool:
+        cursor = None
+        taken = False
+        while True:
+            page = await self._store.work_due(now(), limit=SWEEP_PAGE, cursor=cursor)
+            for due in page.sessions:
+                if len(self._driving) >= self._concurrency:
+                    self._healthy, self._sweeps = True, self._sweeps + 1
+                    return taken  # the end of a drive looks again
+                taken = await self._start(due) or taken
+            cursor = page.cursor
+            if cursor is None:
+                self._healthy, self._sweeps = True, self._sweeps + 1
+                return taken
+
+    async def _start(self, due: DueSession) -> bool:
+        """Drive a session in the background, if it can be driven here and is not left alone."""
+        if due.session in self._driving:
+            return False
+        pause = self._pauses.get(due.session)
+        if pause is not None:
+            seq = (await self._store.load_state(due.session)).seq
+            if seq == pause.seq and asyncio.get_running_loop().time() < pause.until:
+                return False
+        task = asyncio.get_running_loop().create_task(self._drive(due.session))
+        self._driving[due.session] = task
+        return True
+
+    async def _drive(self, session_id: str) -> None:
+        try:
+            state = await self._store.load_state(session_id)
+            before = state.seq
+            claims = self._runtime.claims
+            if self._runtime.engine.drives(state.kind, state.agent):
+                await claims.drive(session_id)
+            elif await self._has_answers(session_id):
+                await claims.admit(session_id)
+            after = (await self._store.load_state(session_id)).seq
+            self._driven += 1
+            self._note(session_id, before, after)
+        except HoldfastError as error:
+            logger.warning("session %s was not driven: %s", session_id, error)
+            self._note(session_id, 0, 0)
+        finally:
+            del self._driving[session_id]
+            self._look.set()
+
+    async def _has_answers(self, session_id: str) -> bool:
+        """Tell whether something in the inbox can be admitted without the session's agent."""
+        items = await self._store.list_inbox(session_id)
+        return any(item.kind != "message" for item in items)
+
+    def _note(self, session_id: str, before: int, after: int) -> None:
+        if after > before:
+            self._pauses.pop(session_id, None)
+            return
+        last = self._pauses.get(session_id)
+        seconds = LEAST_PAUSE if last is None else min(last.seconds * 2, LONGEST_PAUSE)
+        until = asyncio.get_running_loop().time() + seconds
+        self._pauses[session_id] = _Pause(after, until, seconds)
+
+    @staticmethod
+    async def _wait(events: list[asyncio.Event], seconds: float) -> None:
+        """Wait for the first of some events, or for so long."""
+        waits = [asyncio.ensure_future(event.wait()) for event in events]
+        try:
+            await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+
+    @asynccontextmanager
+    async def _hints(self) -> AsyncIterator[None]:
+        """Look at once when a session moves."""
+
+        async def follow() -> None:
+            async with self._store.subscribe_all() as hints:
+                async for _ in hints:
+                    self._look.set()
+
+        following = asyncio.ensure_future(follow())
+        try:
+            yield
+        finally:
+            following.cancel()
+            with suppress(asyncio.CancelledError):
+                await following
