@@ -121,6 +121,7 @@ def _document(wait: PendingWait, prompt: Any) -> dict[str, Any]:
 @click.option("--extend", metavar="TIME", help="Move its deadline to this time (ISO 8601).")
 @click.option("--cancel", is_flag=True, help="Call it off.")
 @click.option("--by", metavar="NAME", help="Who answers.")
+@click.option("--scope", metavar="REFERENCE", help="For whom an approved call acts.")
 @click.option("--no-resume", is_flag=True, help="Leave it to another process to go on.")
 def answer_command(call: Call, session: str, call_id: str, no_resume: bool, **said: Any) -> int:
     """Answer CALL of SESSION, which waits for someone; the session goes on here.
@@ -130,12 +131,14 @@ def answer_command(call: Call, session: str, call_id: str, no_resume: bool, **sa
     from holdfast.cli.runs import resume_run, run_above
     from holdfast.cli.turns import drive, existing
 
-    by = said.pop("by")
+    by, reference = said.pop("by"), said.pop("scope")
     chosen = _chosen(said)
 
     async def put() -> str | None:
         from holdfast.runtime import answers
+        from holdfast.runtime.scope import Scope
 
+        scope = None if reference is None else Scope(reference=reference)
         async with opened(call) as store:
             info = await find_session(store, session)
             match chosen:
@@ -144,10 +147,10 @@ def answer_command(call: Call, session: str, call_id: str, no_resume: bool, **sa
                 case ("cancel", _):
                     await answers.cancel(store, info.id, call_id, by)
                 case ("answer", content):
-                    await answers.answer(store, info.id, call_id, content, by=by)
+                    await answers.answer(store, info.id, call_id, content, by=by, scope=scope)
                 case _:
                     content = await _asked(store, info.id, call_id)
-                    await answers.answer(store, info.id, call_id, content, by=by)
+                    await answers.answer(store, info.id, call_id, content, by=by, scope=scope)
             return await run_above(store, info.id)
 
     run = asyncio.run(put())
