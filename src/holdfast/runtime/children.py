@@ -159,6 +159,7 @@ async def _resolved(
             envelope = _with_value(result.value) | envelope
             return CallResolved(outcome="ok", result=slot(envelope, "answer"), **about)
         text = f"invalid_output: {problem}"
+        envelope["code"] = "invalid_output"
     envelope["error"] = text
     why = slot(f"{FAILED}: {text}", "error")
     return CallResolved(outcome="error", result=slot(envelope, "answer"), error=why, **about)
