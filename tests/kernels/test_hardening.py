@@ -35,7 +35,8 @@ FIND = (
 )
 # Under load a loop is late without anybody's fault; what is tested here took ten times as long.
 LATE_SECONDS = 3.0
-BLOCKED_SECONDS = 0.1
+# The aim is 100 ms of work; a core that others use, too, takes longer for the same.
+BLOCKED_SECONDS = 0.15
 
 
 @asynccontextmanager
@@ -120,7 +121,7 @@ async def test_a_large_message_does_not_hold_up_the_host(cpython: CpythonKernel)
     driver = await KernelDriver.open(cpython, SETTINGS, lm=lambda x: None)
     code = FIND + (
         "fd = find('Channel').outgoing\n"
-        'arguments = \'{"args":[%s],"kwargs":{}}\' % (\'{"a":1},\' * 3_600_000 + "1")\n'
+        'arguments = \'{"args":[%s],"kwargs":{}}\' % (\'{"a":1},\' * 2_800_000 + "1")\n'
         'body = (\'{"kind":"call","id":1,"function":"lm","files":[],"threads":1,"arguments":%s}\'\n'
         "    % arguments).encode()\n"
         "data = memoryview(b'\\0' + len(body).to_bytes(4, 'big') + body)\n"

@@ -21,7 +21,7 @@ HEADER_BYTES = 5
 ID_BYTES = 71
 # A message is decoded in one go: a larger one would block the event loop for more than 100 ms. It
 # holds the largest value that a call or an answer may carry, in base64.
-MAX_MESSAGE_BYTES = 28 << 20
+MAX_MESSAGE_BYTES = 22 << 20
 MAX_CHUNK_BYTES = 1 << 30
 LARGE_CHUNK_BYTES = 4 << 20
 _PART = 1 << 20

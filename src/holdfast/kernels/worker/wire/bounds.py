@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 
 SMALL_BYTES = 1 << 16
-MAX_BYTES = 20 << 20
+MAX_BYTES = 16 << 20
 MAX_PARTS = 1_000_000
 _SEPARATORS = (b",", b"[", b"{")
 _TEXT = re.compile(rb'"[^"]*"')
