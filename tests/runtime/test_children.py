@@ -414,7 +414,28 @@ FINAL([map_rlm(['good', 'bad'], output=schema), map_rlm(['good'], output='text')
     assert good["value"] == {"n": 1}
     assert "JSON schema" in next(r for r in lab.requests if "good" in r.prompt).first_user_text
     assert bad["error"].startswith("invalid_output: ")
-    assert text["error"] == "invalid_output: the value is a dict, not a text"
+    assert text["error"].startswith("invalid_output: the final value")
+    asked = [r for r in lab.requests if r.first_user_text.startswith("bad")]
+    assert len(asked) == 2, "a child is asked once to repair its value"
+
+
+async def test_a_child_repairs_its_value_once_and_may_work_by_another_harness(lab: Lab) -> None:
+    code = (
+        "FINAL([rlm('number', output={'type': 'integer'})['value'],"
+        " rlm('say', harness='tools')['value']])"
+    )
+
+    def respond(request: ModelRequest) -> str:
+        if request.first_user_text == "root":
+            return cell(code)
+        if request.first_user_text == "say":
+            return "said in prose"
+        return cell("FINAL('7')") if request.ordinal == 0 else cell("FINAL(7)")
+
+    runtime = await lab.open(respond)
+    result = await (await runtime.start()).send("root")
+    assert isinstance(result, holdfast.Final), result
+    assert result.value == [7, "said in prose"]
 
 
 async def test_a_deep_and_wide_tree_ends(lab: Lab) -> None:

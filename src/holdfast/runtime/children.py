@@ -30,7 +30,7 @@ from holdfast.core.heads import EdgeDraft
 from holdfast.core.payloads import Slot, slot
 from holdfast.core.state import PendingCall, State, call_reservation
 from holdfast.runtime import results, schemas
-from holdfast.runtime.results import Final, TurnResult
+from holdfast.runtime.results import Failed, Final, TurnResult
 from holdfast.runtime.scope import Scope
 from holdfast.stores.port import InboxDraft, SessionStore
 from holdfast.views.values import hydrate, read_value
@@ -41,6 +41,7 @@ OWN_KEYS = "holdfast:"
 STOP_KEY = OWN_KEYS + "stop"
 TASK_KEY = OWN_KEYS + "task"
 FAILED = "ChildFailed"
+INVALID_OUTPUT = "output_invalid"
 VALUE_BYTES = 256 * 1024
 """A larger value of a child stays in the child's log; its parent gets the beginning and a ref."""
 PREVIEW_CHARACTERS = 2000
@@ -153,6 +154,8 @@ async def _resolved(
     about: dict[str, Any] = {"call_id": call.call_id, "wait": call.wait}
     text = getattr(result, "error", "") or f"the child ended as {result.status}"
     text = f"{result.status}: {text}"
+    if isinstance(result, Failed) and result.code == INVALID_OUTPUT:
+        text = f"invalid_output: {result.error}"
     if isinstance(result, Final):
         problem = _misfit(asked["output"], result.value)
         if problem is None:
@@ -163,6 +166,13 @@ async def _resolved(
     envelope["error"] = text
     why = slot(f"{FAILED}: {text}", "error")
     return CallResolved(outcome="error", result=slot(envelope, "answer"), error=why, **about)
+
+
+def schema_of(output: Any) -> dict[str, Any] | None:
+    """Return the schema of the value that a parent asked for; it is repaired once by the child."""
+    if output == "text":
+        return {"type": "string"}
+    return output if isinstance(output, dict) else None
 
 
 def asked_for(output: Any) -> str:

@@ -41,7 +41,15 @@ from holdfast.core.state import State, lost_leaves
 from holdfast.runtime import blueprint as blueprints
 from holdfast.runtime import budget, inbox, inputs, results, settle
 from holdfast.runtime.blueprint import Blueprint
-from holdfast.runtime.children import STOP_KEY, TASK_KEY, Children, asked_for, is_wanted, report
+from holdfast.runtime.children import (
+    STOP_KEY,
+    TASK_KEY,
+    Children,
+    asked_for,
+    is_wanted,
+    report,
+    schema_of,
+)
 from holdfast.runtime.compaction import Compaction
 from holdfast.runtime.dispatch import Dispatcher
 from holdfast.runtime.engine import Engine
@@ -84,6 +92,7 @@ class Work:
     item: InboxItem | None = None  # where it waited
     when_busy: str = "queue"  # queue, steer or interrupt
     scope: Scope | None = field(default=None, repr=False)
+    output: dict[str, Any] | None = None  # the schema that a parent asks for
 
     def draft(self, key: str) -> InboxDraft:
         """Return the work as it waits in the inbox."""
@@ -94,6 +103,8 @@ class Work:
             value["when_busy"] = self.when_busy
         if self.scope is not None and self.scope.reference is not None:
             value["scope"] = self.scope.reference
+        if self.output is not None:
+            value["output"] = self.output
         return InboxDraft(key=key, kind="message", content=slot(value, "input"))
 
     @classmethod
@@ -101,7 +112,7 @@ class Work:
         """Return the work that an inbox item asks for."""
         message = messages.from_record(value["message"], value["binaries"])
         busy, scope = value.get("when_busy", "queue"), _stored_scope(value)
-        return cls(message, value["inputs"], item.key, item, busy, scope)
+        return cls(message, value["inputs"], item.key, item, busy, scope, value.get("output"))
 
     @property
     def admission(self) -> list[Fact]:
@@ -333,7 +344,7 @@ class Driver:
         content, parts = message_slots(message)
         card = inputs.cards(work.inputs)
         shown = [message, *([observation(card)] if card else [])]
-        loop.output_schema = self._engine.agent(self.state.agent).output_schema
+        loop.output_schema = work.output or self._engine.agent(self.state.agent).output_schema
         wanted = None if loop.output_schema is None else slot(loop.output_schema, "settings")
         bound, chunks = await loop.harness.bind(slots)
 
@@ -649,7 +660,8 @@ class Driver:
 
         def message(task: str, inputs: Mapping[str, Any], output: Any) -> InboxDraft:
             work = Work(messages.user(task + asked_for(output)), dict(inputs))
-            return replace(work, scope=self._dispatcher.scope).draft(TASK_KEY)
+            wanted = schema_of(output)
+            return replace(work, scope=self._dispatcher.scope, output=wanted).draft(TASK_KEY)
 
         return Children(
             log=self.journal,

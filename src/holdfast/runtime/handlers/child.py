@@ -40,7 +40,9 @@ from holdfast.runtime.settings import Settings, resolve
 from holdfast.runtime.shortage import Shortage
 from holdfast.stores.port import SessionStore
 
-_OPTIONS = "inputs=None, output=None, model=None, agent=None, capability=None, budget=None"
+_OPTIONS = (
+    "inputs=None, output=None, model=None, agent=None, harness=None, capability=None, budget=None"
+)
 FUNCTIONS = (
     HostFunction("rlm", signature=f"(task: str, *, {_OPTIONS}) -> dict"),
     HostFunction("map_rlm", signature=f"(tasks: list[str], *, {_OPTIONS}) -> list"),
@@ -59,6 +61,7 @@ class Wish:
     output: Any = None
     model: str | None = None
     agent: str | None = None
+    harness: str | None = None
     capability: dict[str, Any] | None = None
     budget: dict[str, Any] | None = None
     source: str | None = None  # the session that the child goes on from
@@ -270,11 +273,15 @@ class ChildHandler:
         capability = self._capability(wish, agent, settings)
         if source is not None:
             capability = capability.meet(source.capability)
-        kernel = await self.engine.kernels.choose(settings.kernel, capability)
+        card = ""
+        if wish.harness is not None:
+            settings = replace(settings, harness=wish.harness)
+        if settings.harness == "code":
+            card = (await self.engine.kernels.choose(settings.kernel, capability)).card
         return blueprints.draft(
             settings,
             agent,
-            kernel_card=kernel.card,
+            kernel_card=card,
             capability=capability,
             seed=int.from_bytes(values.encode(child)[1][-6:], "big"),
             store=self.ledger.journal.store,
@@ -382,10 +389,11 @@ def _arguments(call: HostCall) -> Wish:
         output: Any = None,
         model: Any = None,
         agent: Any = None,
+        harness: Any = None,
         capability: Any = None,
         budget: Any = None,
     ) -> tuple[Any, Any, tuple[Any, ...]]:
-        return [task], [inputs], (output, model, agent, capability, budget)
+        return [task], [inputs], (output, model, agent, harness, capability, budget)
 
     def map_rlm(
         tasks: Any,
@@ -394,10 +402,11 @@ def _arguments(call: HostCall) -> Wish:
         output: Any = None,
         model: Any = None,
         agent: Any = None,
+        harness: Any = None,
         capability: Any = None,
         budget: Any = None,
     ) -> tuple[Any, Any, tuple[Any, ...]]:
-        return tasks, inputs, (output, model, agent, capability, budget)
+        return tasks, inputs, (output, model, agent, harness, capability, budget)
 
     def attach_rlm(source: Any, task: Any, **options: Any) -> tuple[Any, Any, tuple[Any, ...]]:
         return rlm(task, **options)
@@ -433,7 +442,9 @@ def _inputs(function: str, given: Any, width: int) -> list[dict[str, Any]]:
 
 
 def _options(function: str, rest: tuple[Any, ...]) -> tuple[Any, ...]:
-    output, model, agent, capability, grant = rest
+    output, model, agent, harness, capability, grant = rest
+    if harness not in (None, "code", "tools"):
+        raise TypeError(f"{function}() takes harness as 'code' or 'tools'")
     for name, value, kind in (
         ("model", model, str),
         ("agent", agent, str),
@@ -444,4 +455,4 @@ def _options(function: str, rest: tuple[Any, ...]) -> tuple[Any, ...]:
             raise TypeError(f"{function}() takes {name} as a {kind.__name__}")
     if output is not None and not (output in ("text", "json") or isinstance(output, dict)):
         raise TypeError(f"{function}() takes output as 'text', 'json' or a schema")
-    return output, model, agent, capability, grant
+    return output, model, agent, harness, capability, grant
