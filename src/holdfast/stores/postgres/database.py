@@ -94,7 +94,7 @@ async def _is_current(connection: Connection, location: Location) -> bool:
 
 async def _exists(connection: Connection, location: Location) -> bool:
     sql = statements(location.schema)
-    found = await _first(connection, sql["migrations_exist"], f'"{location.schema}".migrations')
+    found = await _first(connection, sql["migrations_exist"], location.schema)
     return bool(found[0])
 
 

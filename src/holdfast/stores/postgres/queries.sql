@@ -39,13 +39,15 @@ SELECT current_setting('server_version_num')::integer
 SELECT pg_advisory_xact_lock(%s)
 
 -- name: schema_exists
-SELECT to_regnamespace(%s) IS NOT NULL
+-- Not by to_regnamespace and to_regclass: those may answer from a cache of before the lock.
+SELECT count(*) FROM pg_namespace WHERE nspname = %s
 
 -- name: schema_objects
-SELECT count(*) FROM pg_class WHERE relnamespace = to_regnamespace(%s)
+SELECT count(*) FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = %s
 
 -- name: migrations_exist
-SELECT to_regclass(%s) IS NOT NULL
+SELECT count(*) FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE n.nspname = %s AND c.relname = 'migrations'
 
 -- name: create_schema
 CREATE SCHEMA {schema}
