@@ -1,6 +1,6 @@
 """Run every bench, print its table and keep its figures.
 
-python -m bench [stores] [kernels] [sessions] [width] [cli]
+python -m bench [stores] [kernels] [sessions] [width] [cli] [people]
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import sys
 
 from bench.table import print_result, write_result
 
-BENCHES = ("stores", "kernels", "sessions", "width", "cli")
+BENCHES = ("stores", "kernels", "sessions", "width", "cli", "people")
 
 
 def main(names: list[str]) -> int:
