@@ -11,6 +11,7 @@ from holdfast import Agent, Halt, Hook, ScriptedModel, tool
 from holdfast.core.errors import InvalidSettings
 from holdfast.core.facts import StepStarted
 from holdfast.core.messages import ToolCall, assistant
+from holdfast.runtime.replay import replay_session
 from holdfast.stores.memory.store import MemorySessionStore
 from holdfast.stores.verify import verify
 
@@ -264,6 +265,14 @@ async def test_hooks_are_asked_again_when_an_interrupted_call_is_made_again():
         assert (await runtime.resume("s-1")).unwrap() == "done"
     assert len(note.asked) == 2
     assert "noon" in texts(seen[0])
+
+
+async def test_hooks_are_asked_again_in_a_replay_and_what_they_add_is_not_compared():
+    _, store = await Program("done", hooks=[Note("then")]).run()
+    note = Note("now")
+    report = await replay_session(store, "s-1", hooks=[note])
+    assert report.difference is None
+    assert len(note.asked) == 1
 
 
 def test_what_is_not_a_hook_is_refused():

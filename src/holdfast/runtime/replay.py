@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from holdfast.runtime.calls import pages
 from holdfast.runtime.claims import Claims
 from holdfast.runtime.driver import Warm, Work
 from holdfast.runtime.engine import Engine
+from holdfast.runtime.hooks import Hook
 from holdfast.runtime.recordings import RecordedTurn, SessionRecording, load_recording
 from holdfast.runtime.settings import resolve
 from holdfast.runtime.tools import Tool, Toolset
@@ -87,10 +89,12 @@ async def replay_export(path: str | Path, session: str | None = None) -> list[Re
     return [await _replay(store, item) for item in ([session] if session else named)]
 
 
-async def replay_session(store: SessionStore, session: str) -> ReplayReport:
-    """Replay a session of any store; the store is only read."""
+async def replay_session(
+    store: SessionStore, session: str, *, hooks: Sequence[Hook] = ()
+) -> ReplayReport:
+    """Replay a session of any store; the store is only read. Hooks are asked again."""
     copy = await _copied(store, [session])
-    return await _replay(copy, session)
+    return await _replay(copy, session, hooks)
 
 
 async def replay_tree(store: SessionStore, session: str) -> list[ReplayReport]:
@@ -126,7 +130,7 @@ async def _copied(store: SessionStore, sessions: list[str]) -> SessionStore:
     return copy
 
 
-async def _replay(store: SessionStore, session: str) -> ReplayReport:
+async def _replay(store: SessionStore, session: str, hooks: Sequence[Hook] = ()) -> ReplayReport:
     recording = await load_recording(store, session)
     plan = await blueprints.load(store, session)
     fresh = new_session_id()
@@ -140,7 +144,7 @@ async def _replay(store: SessionStore, session: str) -> ReplayReport:
     engine = Engine(
         store,
         resolved=resolve({}, environment={}),
-        agents=[Agent(name=state.agent, output_type=recording.output_schema)],
+        agents=[Agent(name=state.agent, output_type=recording.output_schema, hooks=hooks)],
         models=models,
         kernels=Kernels(),
     )
