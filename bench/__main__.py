@@ -1,6 +1,6 @@
 """Run every bench, print its table and keep its figures.
 
-python -m bench [stores] [kernels] [sessions] [width] [cli] [people] [workflows]
+python -m bench [stores] [kernels] [sessions] [width] [trees] [cli] [people] [workflows]
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import sys
 
 from bench.table import print_result, write_result
 
-BENCHES = ("stores", "kernels", "sessions", "width", "cli", "people", "workflows")
+BENCHES = ("stores", "kernels", "sessions", "width", "trees", "cli", "people", "workflows")
 
 
 def main(names: list[str]) -> int:
