@@ -133,9 +133,16 @@ def audit_command(call: Call, session: str, after: int, limit: int) -> None:
     metavar="FILE",
     help="File to write.",
 )
-def export_command(call: Call, sessions: tuple[str, ...], everything: bool, output: Path) -> None:
+@click.option("--html", is_flag=True, help="Write one session as a page that opens from disk.")
+def export_command(
+    call: Call, sessions: tuple[str, ...], everything: bool, output: Path, html: bool
+) -> None:
     """Write SESSIONS to one file that proves itself."""
     from holdfast.stores.portable import export_sessions
+
+    if html:
+        _export_html(call, sessions, output)
+        return
 
     if bool(sessions) == everything:
         raise InvalidInput("name the sessions to export, or give --all")
@@ -148,6 +155,22 @@ def export_command(call: Call, sessions: tuple[str, ...], everything: bool, outp
     document = {"file": str(output.absolute()), "sessions": ids, "events": events}
     written = f"{count(len(ids), 'session')}, {count(events, 'event')}"
     call.answer(document, f"{written} written to {str(output)!r}")
+
+
+def _export_html(call: Call, sessions: tuple[str, ...], output: Path) -> None:
+    from holdfast.server.html_export import exported
+
+    if len(sessions) != 1:
+        raise InvalidInput("--html takes exactly one session")
+
+    async def work(store: SessionStore) -> tuple[str, str]:
+        session_id = (await find_session(store, sessions[0])).id
+        return session_id, await exported(store, session_id)
+
+    session_id, text = with_store(call, work)
+    output.write_bytes(text.encode())
+    document = {"file": str(output.absolute()), "sessions": [session_id], "bytes": len(text)}
+    call.answer(document, f"session {session_id} written to {str(output)!r}")
 
 
 @command("import")

@@ -25,7 +25,7 @@ from holdfast.server.api_stream import Streams
 from holdfast.server.guard import Guard, Limits
 from holdfast.server.hub import Hub
 from holdfast.server.metrics import Metrics
-from holdfast.server.problems import JsonDocument, problem, status_of
+from holdfast.server.problems import Denied, JsonDocument, problem, status_of
 from holdfast.server.requests import Admin, Reader, Serving
 from holdfast.stores.port import SessionFilter
 
@@ -78,6 +78,7 @@ def create_app(
     app.include_router(pages.router, include_in_schema=False)
     app.mount("/static", StaticFiles(directory=Path(__file__).parent / "static"), name="static")
     app.add_exception_handler(HoldfastError, _holdfast_error)
+    app.add_exception_handler(Denied, _denied)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(Exception, _bug)
@@ -152,6 +153,11 @@ async def _holdfast_error(request: Request, error: Exception) -> Response:
     if status >= 500:
         logger.warning("%s %s failed", request.method, request.url.path, exc_info=error)
     return _shown(request, status, error.code, str(error))
+
+
+async def _denied(request: Request, error: Exception) -> Response:
+    assert isinstance(error, Denied)
+    return _shown(request, error.status, error.code, str(error))
 
 
 async def _invalid(request: Request, error: Exception) -> Response:

@@ -42,18 +42,13 @@ TITLES = {
 }
 
 
-class Denied(HoldfastError):
-    """A request that access control refuses, before anything is looked up."""
+class Denied(Exception):
+    """A request that the server itself refuses: access control, or one of its limits."""
 
     def __init__(self, status: int, code: str, message: str) -> None:
         super().__init__(message)
         self.status = status
-        self._code = code
-
-    @property
-    def code(self) -> str:
-        """Return the stable name of this refusal."""
-        return self._code
+        self.code = code
 
 
 class JsonDocument(Response):
@@ -74,8 +69,6 @@ class ProblemDocument(JsonDocument):
 
 def status_of(error: HoldfastError) -> int:
     """Return the HTTP status of an error."""
-    if isinstance(error, Denied):
-        return error.status
     return next((status for kind, status in STATUSES if isinstance(error, kind)), 500)
 
 
