@@ -9,7 +9,7 @@ import pytest
 import holdfast
 from holdfast.core.errors import HoldfastError, InvalidInput, InvalidSettings, SessionBusy
 from holdfast.core.facts import BudgetReserved
-from holdfast.models.errors import ServerError
+from holdfast.models.errors import ContextTooLong, ServerError
 from holdfast.models.port import ModelRequest
 from holdfast.runtime.transcript import load_transcript
 from holdfast.stores.verify import verify
@@ -311,3 +311,20 @@ async def test_the_context_says_why_each_part_is_in_or_out(lab: Lab) -> None:
     assert out[0].why == f"left out by the compaction at event {compactions[0].seq} (summary)"
     assert out[-1].why == f"left out by the compaction at event {compactions[1].seq} (window)"
     assert len(out) + len(inside) == 2 + len(await lab.facts(session.id, "message.appended"))
+
+
+async def test_what_a_provider_finds_too_long_is_compacted_and_asked_again(lab: Lab) -> None:
+    def respond(request: ModelRequest) -> str:
+        if request.purpose != "step":
+            return "notes"
+        if sum(len(message.text) for message in request.messages) > 20_000:
+            raise ContextTooLong("the window is full")
+        return cell("print('x' * 15_000)") if request.ordinal < 4 else cell("FINAL('done')")
+
+    runtime = await lab.open(respond)
+    session = await runtime.start(context_tokens=60_000)
+    result = await session.send("go on")
+    assert isinstance(result, holdfast.Final), result
+    failed = [fact for fact in await lab.facts(session.id, "step.put") if fact.status == "failed"]
+    assert failed
+    assert await lab.facts(session.id, "session.compacted")

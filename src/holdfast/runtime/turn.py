@@ -24,7 +24,7 @@ from holdfast.core.messages import Message, observation
 from holdfast.core.payloads import Slot, slot
 from holdfast.core.state import State, step_reservation
 from holdfast.models.asking import ask, attempts_of
-from holdfast.models.errors import ModelTimeout
+from holdfast.models.errors import ContextTooLong, ModelTimeout
 from holdfast.models.port import Delta, Model, ModelReply, ModelRequest
 from holdfast.models.spend import Ceiling, spent
 from holdfast.runtime import budget, results, schemas, settle
@@ -219,6 +219,8 @@ class TurnLoop:
         try:
             added = await self._within_time(self._injected())
             reply = await self._within_time(self._asked(added))
+        except ContextTooLong as error:
+            return await self._too_long(error)
         except ModelError as error:
             return await self._model_failed(error)
         await self._store_reply(reply)
@@ -437,12 +439,25 @@ class TurnLoop:
             )
         ]
 
+    async def _too_long(self, error: ContextTooLong) -> TurnResult | None:
+        """Shorten what the provider finds too long, and ask again as the next step."""
+        step = self._failed_step(error)
+        await self.journal.append(lambda _: [step])
+        if await self._within_time(self.compactor.inside_turn()) is not None:
+            return None
+        return await settle.ended(self.journal, "failed", error.code, str(error))
+
     async def _model_failed(self, error: ModelError) -> TurnResult:
+        step = self._failed_step(error)
+        status: TurnStatus = "timed_out" if isinstance(error, ModelTimeout) else "failed"
+        return await settle.ended(self.journal, status, error.code, str(error), before=[step])
+
+    def _failed_step(self, error: ModelError) -> StepPut:
         turn = self.state.turn
         assert turn is not None
         attempts = attempts_of(error)
         cost_usd, usage, unknown = spent(attempts, self._ceiling()).of_failure
-        step = StepPut(
+        return StepPut(
             step=turn.step,
             turn=turn.turn,
             status="failed",
@@ -453,8 +468,6 @@ class TurnLoop:
             attempts=slot([attempt.to_record() for attempt in attempts], "reply"),
             error=settle.problem(error.code, str(error)),
         )
-        status: TurnStatus = "timed_out" if isinstance(error, ModelTimeout) else "failed"
-        return await settle.ended(self.journal, status, error.code, str(error), before=[step])
 
     async def _halted(self, why: str) -> TurnResult:
         """End the turn that a hook halted; a model that was not asked has cost nothing."""
