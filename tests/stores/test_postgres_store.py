@@ -7,6 +7,7 @@ import pytest
 
 from holdfast.core.errors import (
     InvalidInput,
+    PositionConflict,
     StoreDenied,
     StoreFailed,
     StoreNewer,
@@ -140,3 +141,30 @@ async def test_a_commit_that_becomes_visible_late_is_not_missed(tmp_path):
             pass
     await store.close()
     await other.close()
+
+
+async def test_appends_of_many_sessions_share_transactions_and_one_refusal_harms_no_other(tmp_path):
+    store = await PostgresSessionStore.open(url_of(tmp_path))
+    drivers = [await drive(store, f"s-{number}") for number in range(40)]
+    stale = drivers[7]
+    await stale.say("ahead")
+    refused = store.append(stale.lease, 1, [stale.message("behind")])
+    others = [driver.say("together") for driver in drivers if driver is not stale]
+    outcome, *events = await asyncio.gather(refused, *others, return_exceptions=True)
+    assert isinstance(outcome, PositionConflict)
+    assert [event.seq for event in events] == [2] * 39
+    statement = f"SELECT count(DISTINCT moved) FROM {schema_of(tmp_path)}.sessions WHERE seq = 2"
+    ((transactions,),) = shared_server().execute(statement)
+    assert transactions < 20
+    await store.close()
+
+
+async def test_behind_a_transaction_pooler_nothing_is_left_on_a_connection(tmp_path):
+    url = url_of(tmp_path, pooler="transaction")
+    store = await PostgresSessionStore.open(url)
+    driver = await drive(store)
+    for number in range(10):
+        await driver.say(f"line {number}")
+    assert store.flags.url.endswith("pooler=transaction")
+    assert (await verify(store, "s-1")).problems == ()
+    await store.close()

@@ -6,8 +6,8 @@ in the same order. Jobs of one session never run in two lanes and keep their ord
 refused before it wrote anything leaves the others of its group untouched; any other failure ends
 the transaction, and each job is tried alone.
 
-A commit whose answer was lost is looked up by the number of its transaction, so its outcome is
-known as soon as the server can be asked again.
+A commit whose answer was lost is looked up by the number of its transaction and by what it wrote,
+so its outcome is known as soon as the server can be asked again.
 """
 
 from __future__ import annotations
@@ -227,12 +227,20 @@ class Writer:
         """Find out what a lost commit did; tell whether the group is settled.
 
         Where the transaction was aborted it is not: nothing was written, and it may be tried again.
+        A server that crashed may give the number of a lost transaction to another, so that number
+        alone proves no commit: what the group wrote is looked for too.
         """
         status = None if lost.number is None else await self._status(lost.number)
         if status == "aborted":
             return False
+        found: list[bool] = []
+        if status == "committed":
+            with suppress(*FAILURES, HoldfastError):
+                found = await self._find(group)
+        if False in found:
+            return False
         for job in group:
-            if status != "committed" and job.error is None:
+            if not found and job.error is None:
                 job.error = OutcomeUnknown(
                     f"the connection to {self._connections.where!r} was lost during a commit "
                     f"({lost.__cause__}) and its outcome is unknown; read again before anything "
@@ -241,6 +249,16 @@ class Writer:
                 )
                 job.error.__cause__ = lost.__cause__
         return True
+
+    async def _find(self, group: list[Job[Any]]) -> list[bool]:
+        """Tell of each job that can be looked for whether what it wrote is there."""
+        async with self._connections.connection() as connection:
+            transaction = Transaction(connection, self._sql, self._blobs)
+            return [
+                await transaction.run(job.stored(job.result))
+                for job in group
+                if job.stored is not None and job.error is None
+            ]
 
     async def _status(self, number: str) -> str | None:
         """Return what became of a transaction, None where the server cannot tell in time."""
