@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from holdfast.runtime.tools import CallContext, Tool, Toolset, tool
     from holdfast.stores.port import SessionFilter
     from holdfast.stores.verify import verify
+    from holdfast.views.records import RecordView
 
 __all__ = [
     "Agent",
@@ -59,6 +60,7 @@ __all__ = [
     "Pending",
     "Queued",
     "Record",
+    "RecordView",
     "Runtime",
     "Scope",
     "ScriptedModel",
@@ -87,6 +89,7 @@ __all__ = [
 __version__ = "0.1.0"
 
 _PLACES = {
+    "RecordView": "views.records",
     "Agent": "runtime.agent",
     "Approve": "runtime.answers",
     "CallContext": "runtime.tools",

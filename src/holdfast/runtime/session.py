@@ -284,6 +284,10 @@ class Session(Generic[T]):
         """Return the audit of the session's model calls, where it keeps one."""
         return await self.runtime.audit(await self._there(), after=after, limit=limit)
 
+    async def record_keys(self, kind: str, *, prefix: str = "") -> list[tuple[int, str]]:
+        """Return number and key of the records of a kind; see `Runtime.record_keys`."""
+        return await self.runtime.record_keys(await self._there(), kind, prefix=prefix)
+
     async def state(self) -> State:
         """Return the state at the tip."""
         return await self.runtime.state(await self._there())

@@ -86,6 +86,7 @@ class SyncRuntime:
     retract = blocking(Runtime.retract)
     records = blocking(Runtime.records)
     latest = blocking(Runtime.latest)
+    record_keys = blocking(Runtime.record_keys)
 
     state = blocking(Runtime.state)
     sessions = blocking(Runtime.sessions)

@@ -54,6 +54,7 @@ class SyncSession(Generic[T]):
     records = blocking(Session.records)
     latest = blocking(Session.latest)
     audit = blocking(Session.audit)
+    record_keys = blocking(Session.record_keys)
     state = blocking(Session.state)
     messages = blocking(Session.messages)
     context = blocking(Session.context)

@@ -21,7 +21,7 @@ from holdfast.views.context import ContextView, read_context
 from holdfast.views.families import Family, read_family
 from holdfast.views.lineage import EdgeView, HeadView, edge_view, head_view
 from holdfast.views.messages import MessageView, inherited_messages, read_message
-from holdfast.views.records import RecordIndexes, RecordView, read_records
+from holdfast.views.records import RecordIndexes, RecordView, check_name, read_records
 from holdfast.views.transcript import TurnTranscript, transcript
 from holdfast.views.turns import (
     EvalView,
@@ -150,6 +150,17 @@ class Reads:
         """Return the latest record of a kind, or of one of its keys; None where there is none."""
         found = await self.records(session_id, kind, key=key, limit=1, reverse=True)
         return found[0] if found else None
+
+    async def record_keys(
+        self, session_id: str, kind: str, *, prefix: str = ""
+    ) -> list[tuple[int, str]]:
+        """Return number and key of the records of a kind that have one, without their values."""
+        index = await self._records.of(session_id)
+        return [
+            (number, place.key)
+            for number, place in index.found(check_name(kind, "kind"), None, prefix, None, False)
+            if place.key is not None
+        ]
 
     async def heads(self, session_id: str, *, after: int = 0, limit: int = 100) -> list[HeadView]:
         """Return heads after a position of the log."""

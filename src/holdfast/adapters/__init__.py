@@ -1,0 +1,1 @@
+"""Adapters: other frameworks on these stores; each needs its extra and the public API alone."""
