@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 JOBS ?= 2
 
-.PHONY: demo test check bench soak clean
+.PHONY: browser demo test check bench soak clean
 
 .venv/ready: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
@@ -13,8 +13,14 @@ JOBS ?= 2
 demo: .venv/ready
 	$(BIN)/holdfast demo
 
-test: .venv/ready
+test: .venv/ready browser
 	$(BIN)/python -m pytest -n $(JOBS) -q
+
+# Tests of the pages drive a real Chromium: the one that is here, else Debian's package.
+browser:
+	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null || \
+		{ apt-get update -qq && apt-get install -y -qq chromium; } || \
+		echo 'Chromium is missing and could not be installed: tests/server/test_browser.py will fail'
 
 check: .venv/ready
 	$(BIN)/ruff check .
