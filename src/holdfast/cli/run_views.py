@@ -67,7 +67,14 @@ def artifacts_command(call: Call, session: str, name: str | None, diff: bool) ->
 
 @command("report")
 @session_argument
-@click.option("--format", "form", type=click.Choice(["markdown", "html"]), default="markdown")
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["markdown", "html"]),
+    default="markdown",
+    show_default=True,
+    help="Form of the page.",
+)
 @click.option("--output", "-o", metavar="FILE", help="Write it to a file.")
 def report_command(call: Call, session: str, form: str, output: str | None) -> None:
     """Print a run as a page: timeline, cost by node, loops, artifacts, questions."""

@@ -24,9 +24,27 @@ STATUS_SECONDS = 2.0
 @command("worker")
 @click.option("--with", "program", metavar="FILE", help="Python file that has AGENTS and so on.")
 @click.option("--model", help="Model: PROVIDER:MODEL, or script:FILE offline.")
-@click.option("--concurrency", type=click.IntRange(min=1), default=8, show_default=True)
-@click.option("--sweep-seconds", type=float, default=SWEEP_SECONDS, show_default=True)
-@click.option("--drain-seconds", type=float, default=30.0, show_default=True)
+@click.option(
+    "--concurrency",
+    type=click.IntRange(min=1),
+    default=8,
+    show_default=True,
+    help="Sessions that are driven at once.",
+)
+@click.option(
+    "--sweep-seconds",
+    type=float,
+    default=SWEEP_SECONDS,
+    show_default=True,
+    help="How often the store is searched for work, hints aside.",
+)
+@click.option(
+    "--drain-seconds",
+    type=float,
+    default=30.0,
+    show_default=True,
+    help="How long turns may go on after SIGTERM before they are interrupted.",
+)
 @click.option("--once", is_flag=True, help="Leave when nothing is due any more.")
 @click.option("--status-file", type=click.Path(path_type=Path), help="Where to write its health.")
 @click.option("--log-json", is_flag=True, help="Log one JSON document per line.")
