@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 
 from holdfast.core.errors import (
     KernelDied,
@@ -25,6 +26,7 @@ from holdfast.core.errors import (
 )
 from holdfast.kernels import fork_server
 from holdfast.kernels.cpython import CpythonKernel
+from holdfast.kernels.monty import MontyKernel
 from holdfast.kernels.port import HostFunction, KernelLimits, KernelSettings
 from holdfast.testing.kernel_driver import KernelDriver
 
@@ -37,6 +39,14 @@ FIND = (
 LATE_SECONDS = 3.0
 # The aim is 100 ms of work; a core that others use, too, takes longer for the same.
 BLOCKED_SECONDS = 0.15
+
+
+@pytest_asyncio.fixture
+async def monty() -> AsyncIterator[MontyKernel]:
+    """Return a monty kernel that is closed afterwards."""
+    kernel = MontyKernel()
+    yield kernel
+    await kernel.close()
 
 
 @asynccontextmanager
@@ -81,6 +91,46 @@ async def test_members_made_to_collide_do_not_stall_the_host(
         # Too many parts are answered with an error, like those of an honest cell.
         with contextlib.suppress(KernelProtocolError):
             await driver.run(code)
+
+
+COLLIDING = "{(999,) * 700 + (k * (2**61 - 1),) for k in range(1, 701)}"
+LEFT_BEHIND = {
+    "a set": f"held = {COLLIDING}\nNone",
+    "the keys of a dict in a list": f"held = [dict.fromkeys({COLLIDING})]\nNone",
+    "a set in a member": f"held = {{frozenset({COLLIDING})}}\nNone",
+    "whole numbers": "held = {k * (2**61 - 1) for k in range(40_000)}\nNone",
+    "a type of the cell": (
+        f"held = {COLLIDING}\nclass Kind:\n    __name__ = 'int'\n"
+        "_holdfast_type = type = lambda value: Kind()\nNone"
+    ),
+    "a listing of the cell": f"held = {COLLIDING}\nlocals = lambda: {{'held': held}}\nNone",
+    "a kind of the cell": (
+        f"held = {COLLIDING}\nclass Kind:\n    __name__ = held\n"
+        "_holdfast_type = lambda value: Kind()\nNone"
+    ),
+}
+
+
+@pytest.mark.parametrize("code", LEFT_BEHIND.values(), ids=LEFT_BEHIND)
+async def test_members_made_to_collide_stay_in_the_sandbox_of_monty(
+    monty: MontyKernel, code: str
+) -> None:
+    driver = await KernelDriver.open(monty, SETTINGS)
+    async with _punctual_loop():
+        result = await driver.run(code)
+    assert (result.status, result.namespace_kept) == ("ok", True)
+    await driver.reopen()
+    # What the host does not read is in the heap, so the next cell still has it.
+    assert await driver.value("len([held][0]) > 0") is True
+
+
+async def test_many_ordinary_keys_leave_the_sandbox_of_monty(monty: MontyKernel) -> None:
+    driver = await KernelDriver.open(monty, SETTINGS)
+    result = await driver.run("grid = {(x, y): x * y for x in range(90) for y in range(90)}\nNone")
+    assert result.checkpoint is not None
+    assert result.checkpoint.manifest["heap"] is None
+    await driver.reopen()
+    assert await driver.value("(len(grid), grid[(8, 9)])") == (8_100, 72)
 
 
 @pytest.mark.parametrize("mebibytes", [200, pytest.param(1_000, marks=pytest.mark.soak)])

@@ -33,6 +33,7 @@ from holdfast.kernels import manifest as cpython_manifest
 from holdfast.kernels.call_record import CallRecord, Diverged
 from holdfast.kernels.monty_cell import Cell, GivenUp, Limited, cell_error
 from holdfast.kernels.monty_launcher import Launcher
+from holdfast.kernels.off_loop import off_loop
 from holdfast.kernels.port import (
     CellError,
     CellResult,
@@ -310,15 +311,17 @@ class MontySession:
 
     async def _survey(self, live: _Live) -> monty_heap.Survey:
         try:
-            listing = await live.session.feed_run(
-                monty_heap.survey(self._engine_names), inputs=self._own
-            )
+            run = live.session.feed_run
+            await run(monty_heap.names(self._engine_names), inputs=self._own)
+            kinds, replaced, costly = await run(monty_heap.SURVEY, inputs=monty_heap.TYPES)
+            refused = await off_loop(monty_heap.refused, costly) if costly else []
+            plain = await run(monty_heap.HAND_OUT, inputs={monty_heap.REFUSED: refused})
         except pydantic_monty.MontyRuntimeError as error:
             if isinstance(error.exception(), MemoryError):
                 raise Limited("memory", "the namespace does not fit beside its listing") from None
             # The cell shadowed what the listing needs; the heap still holds everything.
-            return monty_heap.Survey([[], {}, []], self._engine_names, readable=False)
-        return monty_heap.Survey(listing, self._engine_names)
+            return monty_heap.Survey([], [], {}, self._engine_names, readable=False)
+        return monty_heap.Survey(kinds, replaced, plain, self._engine_names)
 
     async def set_variable(self, name: str, value: Encoded) -> None:
         """Bind an input; it is part of the next checkpoint."""

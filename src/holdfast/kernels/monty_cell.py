@@ -162,15 +162,17 @@ class Cell:
 
     async def _called(self, snapshot: Any) -> Any:
         name = str(snapshot.function_name)
-        args, kwargs = tuple(snapshot.args), dict(snapshot.kwargs)
-        if name == monty_heap.FINAL_CALL and self._offers_final:
-            return self._finish(args)
+        is_final = name == monty_heap.FINAL_CALL and self._offers_final
         if self.final is not None:
             return {"exception": SystemExit("the answer is fixed")}
+        # Arguments are made when they are asked for, so those of an unknown name cost nothing.
+        if not is_final and name != "inspect" and name not in self._functions:
+            return {"exception": NameError(f"name {name!r} is not defined")}
+        args, kwargs = tuple(snapshot.args), dict(snapshot.kwargs)
+        if is_final:
+            return self._finish(args)
         if name == "inspect":
             return self._inspect(args, kwargs)
-        if name not in self._functions:
-            return {"exception": NameError(f"name {name!r} is not defined")}
         try:
             arguments = values.encode_json({"args": list(args), "kwargs": kwargs})
         except UnsupportedValue as error:
@@ -223,12 +225,11 @@ class Cell:
         return {"return_value": values.decode(answer.value.encoding, answer.value.data)}
 
     def _finish(self, args: tuple[Any, ...]) -> Any:
-        if self.final is None:
-            try:
-                self.final = Encoded(*values.encode(args[0] if args else None))
-            except UnsupportedValue as error:
-                return {"exception": TypeError(f"FINAL: {error}")}
-            self._seconds_left = min(self._seconds_left, _UNWIND_SECONDS)
+        try:
+            self.final = Encoded(*values.encode(args[0] if args else None))
+        except UnsupportedValue as error:
+            return {"exception": TypeError(f"FINAL: {error}")}
+        self._seconds_left = min(self._seconds_left, _UNWIND_SECONDS)
         return {"exception": SystemExit("the answer is fixed")}
 
     def _inspect(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -8,11 +8,13 @@ which only the same version of Monty reads; it is made only where there is such 
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from holdfast.core import payloads, values
 from holdfast.core.errors import KernelProtocolError, NotRestorable, UnsupportedValue
+from holdfast.core.hashing import HashingTooCostly, HashWork
 from holdfast.core.payloads import Slot
 from holdfast.kernels.port import Checkpoint, Encoded, Fetch, Variable
 from holdfast.kernels.worker.cell import render
@@ -65,50 +67,160 @@ def FINAL(value=None, *more, **named):
 {OWN}FINAL = FINAL
 """
 
+# Types that the engine's code compares with. They are bound anew whenever it runs, because a cell
+# can replace every name that it can say.
+_COMPARED = (
+    *(int, str, float, bool, bytes, datetime.date, datetime.datetime),
+    *(tuple, list, set, frozenset, dict),
+)
+TYPES: dict[str, Any] = {f"{HIDDEN}{kind.__name__}": kind for kind in _COMPARED}
+
+# A set or dict of the sandbox becomes one of the host in a single call that nothing interrupts and
+# that takes quadratic time if the members share a hash. What a table could cost at most is counted
+# here; members that could cost much are handed over as a list first, and the host decides. A set
+# within a member cannot be a list, so a large one there is refused.
+_COST = f"""
+def {HIDDEN}weight(member):
+    match member:
+        case {HIDDEN}int():
+            return 1 if -(2**64) < member < 2**64 else 10_001
+        case {HIDDEN}tuple() | {HIDDEN}frozenset():
+            total = 1
+            for part in member:
+                total += {HIDDEN}weight(part)
+                if total > 10_000:
+                    break
+            return total
+        case {HIDDEN}str() | {HIDDEN}bytes():
+            return 10_001 if member[64:] else 1
+    return 1
+def {HIDDEN}is_costly(members):
+    count = total = 0
+    for member in members:
+        match member:
+            case {HIDDEN}str() | {HIDDEN}bytes():
+                continue
+        count += 1
+        total += {HIDDEN}weight(member)
+        if count >= 16 and count * total > 10_000:
+            return True
+    return False
+"""
+
 # Only what passes this leaves the sandbox: an instance inside a value can end Monty's worker.
-_SURVEY = f"""
-{HIDDEN}kinds = [(name, {HIDDEN}type(value).__name__) for name, value in locals().items()]
-def {HIDDEN}plain(value, depth=0):
-    kind = {HIDDEN}type(value).__name__
-    if kind in ("int", "str", "float", "bool", "NoneType", "bytes", "date", "datetime"):
-        return True
-    if kind == "dict":
-        items = [*value.keys(), *value.values()]
-    elif kind in ("list", "tuple", "set", "frozenset"):
-        items = value
-    else:
-        return False
-    for item in items:
-        if depth > 40 or not {HIDDEN}plain(item, depth + 1):
+SURVEY = f"""{_COST}
+def {HIDDEN}plain(value, costly, inside=False, depth=0):
+    match value:
+        case {HIDDEN}int() | {HIDDEN}str() | None:
+            return True
+        case {HIDDEN}list() | {HIDDEN}tuple():
+            pass
+        case {HIDDEN}dict():
+            if {HIDDEN}is_costly(value):
+                if inside:
+                    return False
+                costly.append([*value])
+            for key in value:
+                if depth > 40 or not {HIDDEN}plain(key, costly, True, depth + 1):
+                    return False
+            value = value.values()
+        case {HIDDEN}set() | {HIDDEN}frozenset():
+            if {HIDDEN}is_costly(value):
+                if inside:
+                    return False
+                costly.append([*value])
+            inside = True
+        case {HIDDEN}float() | {HIDDEN}bool() | {HIDDEN}bytes():
+            return True
+        case {HIDDEN}date() | {HIDDEN}datetime():
+            return True
+        case _:
+            return False
+    for item in value:
+        if depth > 40 or not {HIDDEN}plain(item, costly, inside, depth + 1):
             return False
     return True
-[
-    {HIDDEN}kinds,
-    {{
-        name: value
-        for name, value in locals().items()
-        if not name.startswith("{HIDDEN}") and {HIDDEN}plain(value)
-    }},
-    {HIDDEN}replaced,
-]
+{HIDDEN}values, {HIDDEN}costly = {{}}, []
+match {HIDDEN}namespace:
+    case {HIDDEN}dict():
+        pass
+    case _:
+        raise TypeError("the namespace is not listed")
+for {HIDDEN}name, {HIDDEN}value in {HIDDEN}namespace.items():
+    match {HIDDEN}name:
+        case {HIDDEN}str():
+            {HIDDEN}found = []
+            if {HIDDEN}name[:{len(HIDDEN)}] == "{HIDDEN}":
+                pass
+            elif {HIDDEN}plain({HIDDEN}value, {HIDDEN}found):
+                {HIDDEN}values[{HIDDEN}name] = {HIDDEN}value
+                if {HIDDEN}found:
+                    {HIDDEN}costly.append(({HIDDEN}name, {HIDDEN}found))
+if not {HIDDEN}plain([{HIDDEN}kinds, {HIDDEN}replaced], [], True):
+    raise TypeError("the namespace is not listed")
+[{HIDDEN}kinds, {HIDDEN}replaced, {HIDDEN}costly]
+"""
+
+# Nothing of the listing stays behind, or the heap would keep what the cells let go.
+REFUSED = f"{HIDDEN}refused"
+HAND_OUT = f"""
+def {HIDDEN}hand_out():
+    global {HIDDEN}namespace, {HIDDEN}values, {HIDDEN}costly, {HIDDEN}value, {HIDDEN}found
+    handed = {{}}
+    for name, value in {HIDDEN}values.items():
+        if name not in {REFUSED}:
+            handed[name] = value
+    {HIDDEN}namespace = {HIDDEN}values = {HIDDEN}costly = {HIDDEN}value = {HIDDEN}found = None
+    return handed
+{HIDDEN}hand_out()
 """
 
 
-def survey(engine_names: Iterable[str]) -> str:
-    """Return the code that lists a namespace and which of the engine's names were replaced."""
+def names(engine_names: Iterable[str]) -> str:
+    """Return the code that lists a namespace and which of the engine's names were replaced.
+
+    It is the last that calls what a cell may have replaced.
+    """
     # A name may stand for a function of the model: its kind does not tell whose it is.
     pairs = ", ".join(f'("{name}", {name} is {OWN}{name})' for name in engine_names)
-    return f"{HIDDEN}replaced = [name for name, same in [{pairs}] if not same]{_SURVEY}"
+    return f"""
+{HIDDEN}replaced = [name for name, same in [{pairs}] if not same]
+{HIDDEN}namespace = locals()
+{HIDDEN}kinds = [
+    (name, {HIDDEN}type(value).__name__) for name, value in {HIDDEN}namespace.items()
+]
+None
+"""
+
+
+def refused(costly: Any) -> list[str]:
+    """Return the names of the variables whose sets and dicts take too long to make."""
+    hashing, names = HashWork(), []
+    for name, tables in costly:
+        try:
+            for members in tables:
+                hashing.check(members)
+                set(hashing.paced(members))
+        except HashingTooCostly:
+            names.append(name)
+    return names
 
 
 class Survey:
     """What a namespace holds, as the sandbox listed it: checked, because it is not trusted."""
 
-    def __init__(self, listing: Any, engine_names: Sequence[str], *, readable: bool = True) -> None:
+    def __init__(
+        self,
+        kinds: Any,
+        replaced: Any,
+        plain: Any,
+        engine_names: Sequence[str],
+        *,
+        readable: bool = True,
+    ) -> None:
         self._readable = readable
-        if not (type(listing) is list and len(listing) == 3 and type(listing[0]) is list):
+        if not (type(kinds) is list and type(plain) is dict):
             raise KernelProtocolError("the monty worker did not list its namespace as asked")
-        kinds, plain, replaced = listing
         if type(replaced) is not list:
             raise KernelProtocolError("the monty worker did not list the names that were replaced")
         hidden = set(engine_names)
