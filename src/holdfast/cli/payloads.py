@@ -15,6 +15,7 @@ from holdfast.cli.tables import Column, screen_width, table
 from holdfast.cli.terminal import clean, dumps
 from holdfast.cli.wording import count
 from holdfast.core.ids import check_content_id
+from holdfast.runtime.erasing import Erasure, erase
 from holdfast.stores.port import SessionInfo, SessionStore
 from holdfast.views.documents import variables_document
 from holdfast.views.reads import Reads
@@ -106,14 +107,23 @@ def vars_command(call: Call, session: str) -> None:
     help="Name of the rule by which it is erased, without spaces; kept in the tombstone.",
 )
 def erase_command(call: Call, session: str, payload: str, rule: str) -> None:
-    """Erase one value, by content id, from SESSION; digests and heads still verify."""
+    """Erase one value, by content id, from SESSION; digests and heads still verify.
+
+    An input goes with the copies that were made of it: its card, checkpoints that show it.
+    """
     # Not by a beginning of its id: what is erased cannot be brought back.
     wanted = check_content_id(payload if ":" in payload else f"sha256:{payload}")
 
-    async def work(store: SessionStore) -> tuple[SessionInfo, int]:
+    async def work(store: SessionStore) -> tuple[SessionInfo, Erasure]:
         info = await find_session(store, session)
-        return info, await store.erase(info.id, wanted, rule)
+        return info, await erase(store, info.id, wanted, rule)
 
-    info, places = with_store(call, work)
-    document = {"session": info.id, "payload": wanted, "places": places}
-    call.answer(document, f"erased in {count(places, 'place')}")
+    info, done = with_store(call, work)
+    document = {
+        "session": info.id,
+        "payload": wanted,
+        "places": done.places,
+        "copies": done.copies,
+    }
+    along = f", and {count(done.copies, 'copy', 'copies')} of it" if done.copies else ""
+    call.answer(document, f"erased in {count(done.places, 'place')}{along}")

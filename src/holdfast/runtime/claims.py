@@ -216,6 +216,14 @@ class Claims:
             await known.close()
         self.keep(session_id, warm)
 
+    async def forget(self, session_id: str) -> None:
+        """Let go of what is warm of a session; SessionBusy where it is driven here."""
+        if session_id in self._claims:
+            raise SessionBusy(f"session {session_id!r} has a turn in flight here; wait for it")
+        known = self._warm.pop(session_id, None)
+        if known is not None:
+            await known.close()
+
     def keep(self, session_id: str, warm: Warm) -> None:
         """Keep what is known of a new session for its first drive."""
         self._warm[session_id] = warm

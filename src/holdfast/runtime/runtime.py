@@ -47,6 +47,7 @@ from holdfast.runtime.compaction import Compaction
 from holdfast.runtime.driver import Warm, Work
 from holdfast.runtime.embedding import Embedding
 from holdfast.runtime.engine import Engine
+from holdfast.runtime.erasing import Erasure, erase
 from holdfast.runtime.forks import fork_session
 from holdfast.runtime.results import Final, Pending, Queued, Stopped, TurnResult
 from holdfast.runtime.scope import Guards, Scope, scope_of
@@ -633,6 +634,16 @@ class Runtime(Embedding):
     ) -> list[AuditRow]:
         """Return the audit of a session's model calls, where it keeps one."""
         return await self.store.list_audit(id_of(session), after=after, limit=limit)
+
+    async def erase(self, session: AnySession, payload_id: str, rule: str) -> Erasure:
+        """Erase a value of a session for good; an input goes with all copies of it.
+
+        Digests and heads still verify. A session whose last checkpoint shows the input cannot be
+        driven from there: fork it at an earlier head. SessionBusy while a turn is in flight here.
+        """
+        # A worker that holds the value would write it into the next checkpoint again.
+        await self._claims.forget(id_of(session))
+        return await erase(self.store, id_of(session), payload_id, rule)
 
     async def delete_tenant(self, tenant: str) -> dict[str, Any]:
         """Delete all sessions of a tenant with payloads and audit; return a certificate of it."""

@@ -17,6 +17,7 @@ from holdfast.core.messages import Message
 from holdfast.core.payloads import Slot
 from holdfast.core.state import State
 from holdfast.runtime.compaction import Compaction
+from holdfast.runtime.erasing import Erasure
 from holdfast.runtime.results import ResultOf
 from holdfast.runtime.settings import SettingsOptions
 from holdfast.runtime.tools import Tool
@@ -370,6 +371,10 @@ class Session(Generic[T]):
     async def payload(self, payload_id: str) -> bytes:
         """Return the bytes of a payload that the session refers to."""
         return await self.runtime.payload(await self._there(), payload_id)
+
+    async def erase(self, payload_id: str, rule: str) -> Erasure:
+        """Erase a value for good, an input with all copies of it; see `Runtime.erase`."""
+        return await self.runtime.erase(await self._there(), payload_id, rule)
 
     def subscribe(self, *, after: int = 0) -> Subscription:
         """Follow the session: stored events, then live ones and token deltas."""

@@ -105,6 +105,7 @@ class SyncRuntime:
     events = blocking(Runtime.events)
     value = blocking(Runtime.value)
     payload = blocking(Runtime.payload)
+    erase = blocking(Runtime.erase)
 
     def __init__(self, opening: Opening) -> None:
         self._loop = asyncio.new_event_loop()

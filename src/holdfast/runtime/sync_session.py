@@ -71,6 +71,7 @@ class SyncSession(Generic[T]):
     events = blocking(Session.events)
     value = blocking(Session.value)
     payload = blocking(Session.payload)
+    erase = blocking(Session.erase)
 
     def __init__(self, runtime: SyncRuntime, session: Session[T]) -> None:
         self.runtime = runtime

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,6 +36,11 @@ async def read_variables(store: SessionStore, session_id: str) -> VariablesView:
     manifest: dict[str, Any] = {}
     if state.vars is not None:
         manifest = await read_value(store, session_id, state.vars)
+    return VariablesView(session_id, manifest.get("engine"), tuple(variables_of(manifest)))
+
+
+def variables_of(manifest: Mapping[str, Any]) -> list[VariableView]:
+    """Return the variables that a manifest describes, by name."""
     # Both engines describe their variables in these words; the rest of a manifest is their own.
     variables = [
         VariableView(
@@ -46,5 +52,4 @@ async def read_variables(store: SessionStore, session_id: str) -> VariablesView:
         )
         for item in manifest.get("variables", [])
     ]
-    variables.sort(key=lambda item: str(item.name))
-    return VariablesView(session_id, manifest.get("engine"), tuple(variables))
+    return sorted(variables, key=lambda item: str(item.name))
