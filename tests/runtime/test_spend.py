@@ -15,6 +15,8 @@ from holdfast.models.prices import Price, PricedModel
 from holdfast.models.retry import RetryPolicy
 from holdfast.models.scripted import ScriptedModel
 from holdfast.stores.verify import verify
+from holdfast.views.documents import turn_document
+from holdfast.views.transcript import TurnTranscript
 
 from .conftest import cell
 
@@ -87,6 +89,15 @@ async def test_a_retried_server_error_counts_beside_the_reply_that_followed():
         assert (spend.usd, spend.unknown_usd, spend.unbounded_usd) == ("0.002", 1, 0)
         assert spend.tokens == 2000
         assert spend.held_tokens > 100_000
+        (turn,), (step,) = await session.turns(), await session.steps()
+        assert (turn.cost_usd, turn.held_usd) == (result.cost_usd, result.held_usd)
+        assert step.cost_usd == Decimal("0.002")
+        money = (turn.cost_usd, turn.held_usd, step.cost_usd)
+        assert all(isinstance(amount, Decimal) for amount in money)
+        (told,) = [item async for item in session.transcript()]
+        assert isinstance(told, TurnTranscript)
+        assert (told.cost_usd, told.held_usd) == (result.cost_usd, result.held_usd)
+        assert turn_document(told)["cost_usd"] == "0.002"
 
 
 async def test_retries_that_may_be_charged_end_where_the_limit_does():

@@ -112,7 +112,7 @@ class Page:
             self.aside(f"{_usage(turn.usage)} · {cost}")
 
     def _step(self, step: StepTranscript) -> None:
-        known = "cost unknown" if step.cost_usd is None else f"${step.cost_usd}"
+        known = "cost unknown" if step.cost_usd is None else f"${step.cost_usd:f}"
         cost = f" · {known}" if step.usage is not None else ""
         self._title(f"step {step.step} · {step.status} · {step.model}{cost}")
         if step.reply is not None:

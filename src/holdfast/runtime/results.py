@@ -27,6 +27,7 @@ from holdfast.core.facts import Usage
 from holdfast.core.state import Spend, State
 from holdfast.runtime.budget import Excess
 from holdfast.stores.port import SessionStore
+from holdfast.views.turns import amount
 from holdfast.views.values import hydrate
 
 T = TypeVar("T")
@@ -198,8 +199,8 @@ async def of(
         turn=put.turn,
         steps=put.steps,
         usage=put.usage or {},
-        cost_usd=None if put.cost_usd is None else Decimal(put.cost_usd),
-        held_usd=None if put.held_usd is None else Decimal(put.held_usd),
+        cost_usd=amount(put.cost_usd),
+        held_usd=amount(put.held_usd),
         unknown_calls=put.unknown_calls,
         **about,
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
+from decimal import Decimal
 from typing import Any
 
 from holdfast.core import facts
@@ -18,7 +19,7 @@ from holdfast.core.facts import Fact
 from holdfast.core.state import is_lost_leaf
 from holdfast.stores.port import SessionStore
 from holdfast.views.messages import read_message
-from holdfast.views.turns import OPEN
+from holdfast.views.turns import OPEN, amount
 from holdfast.views.values import value_or_erased
 
 PAGE_EVENTS = 500
@@ -76,7 +77,7 @@ class StepTranscript:
     calls: tuple[CallTranscript, ...] = ()
     leaves: LeafCounts = LeafCounts()
     usage: facts.Usage | None = None
-    cost_usd: str | None = None
+    cost_usd: Decimal | None = None
     latency_ms: int | None = None
     error: Any = None
 
@@ -97,8 +98,8 @@ class TurnTranscript:
     error: Any = None
     head: str | None = None
     usage: facts.Usage | None = None
-    cost_usd: str | None = None
-    held_usd: str | None = None
+    cost_usd: Decimal | None = None
+    held_usd: Decimal | None = None
     unknown_calls: int = 0
     elapsed_ms: int | None = None
     raw: tuple[Event, ...] = ()
@@ -204,7 +205,7 @@ class _Turn:
                     status=fact.status,
                     model=fact.model or step.model,
                     usage=fact.usage,
-                    cost_usd=fact.cost_usd,
+                    cost_usd=amount(fact.cost_usd),
                     latency_ms=fact.latency_ms,
                     error=await self._value(fact.error),
                 )
@@ -232,8 +233,8 @@ class _Turn:
                     value=await self._value(fact.final),
                     error=await self._value(fact.error),
                     usage=fact.usage,
-                    cost_usd=fact.cost_usd,
-                    held_usd=fact.held_usd,
+                    cost_usd=amount(fact.cost_usd),
+                    held_usd=amount(fact.held_usd),
                     unknown_calls=fact.unknown_calls,
                     elapsed_ms=fact.elapsed_ms,
                 )

@@ -7,12 +7,18 @@ page of views costs no payload; `Reads.value` reads one.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from decimal import Decimal
 
 from holdfast.core import facts
 from holdfast.core.payloads import Slot
 
 OPEN = "open"
 """The status of what has begun and is not settled."""
+
+
+def amount(usd: str | None) -> Decimal | None:
+    """Return money as a number; None where it is unknown."""
+    return None if usd is None else Decimal(usd)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +34,8 @@ class TurnView:
     final: Slot | None
     error: Slot | None
     usage: facts.Usage | None
-    cost_usd: str | None
-    held_usd: str | None
+    cost_usd: Decimal | None
+    held_usd: Decimal | None
     unknown_calls: int
     elapsed_ms: int | None
     started: facts.TurnStarted
@@ -48,8 +54,8 @@ def turn_view(seq: int, at: str, started: facts.TurnStarted, put: facts.TurnPut 
         final=None if put is None else put.final,
         error=None if put is None else put.error,
         usage=None if put is None else put.usage,
-        cost_usd=None if put is None else put.cost_usd,
-        held_usd=None if put is None else put.held_usd,
+        cost_usd=None if put is None else amount(put.cost_usd),
+        held_usd=None if put is None else amount(put.held_usd),
         unknown_calls=0 if put is None else put.unknown_calls,
         elapsed_ms=None if put is None else put.elapsed_ms,
         started=started,
@@ -68,7 +74,7 @@ class StepView:
     status: str
     model: str | None
     usage: facts.Usage | None
-    cost_usd: str | None
+    cost_usd: Decimal | None
     latency_ms: int | None
     finish_reason: str | None
     error: Slot | None
@@ -86,7 +92,7 @@ def step_view(seq: int, at: str, started: facts.StepStarted, put: facts.StepPut 
         status=OPEN if put is None else put.status,
         model=started.model if put is None or put.model is None else put.model,
         usage=None if put is None else put.usage,
-        cost_usd=None if put is None else put.cost_usd,
+        cost_usd=None if put is None else amount(put.cost_usd),
         latency_ms=None if put is None else put.latency_ms,
         finish_reason=None if put is None else put.finish_reason,
         error=None if put is None else put.error,
@@ -154,7 +160,7 @@ class LeafView:
     error: Slot | None
     model: str | None
     usage: facts.Usage | None
-    cost_usd: str | None
+    cost_usd: Decimal | None
     latency_ms: int | None
     fact: facts.LeafCalled
 
@@ -177,7 +183,7 @@ def leaf_view(seq: int, at: str, fact: facts.LeafCalled) -> LeafView:
         error=fact.error,
         model=fact.model,
         usage=fact.usage,
-        cost_usd=fact.cost_usd,
+        cost_usd=amount(fact.cost_usd),
         latency_ms=fact.latency_ms,
         fact=fact,
     )
