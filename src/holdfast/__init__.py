@@ -13,6 +13,7 @@ from holdfast.core.errors import HoldfastError
 if TYPE_CHECKING:
     from holdfast import errors, results
     from holdfast.core.capability import Capability
+    from holdfast.core.messages import Message
     from holdfast.models.scripted import ScriptedModel
     from holdfast.runtime.agent import Agent
     from holdfast.runtime.answers import Approve, Deny, Fail
@@ -57,6 +58,7 @@ __all__ = [
     "Hook",
     "HookContext",
     "Limits",
+    "Message",
     "Pending",
     "Queued",
     "Record",
@@ -100,6 +102,7 @@ _PLACES = {
     "Hook": "runtime.hooks",
     "HookContext": "runtime.hooks",
     "Limits": "runtime.settings",
+    "Message": "core.messages",
     "Record": "runtime.embedding",
     "Runtime": "runtime.runtime",
     "Scope": "runtime.scope",
