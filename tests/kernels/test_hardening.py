@@ -336,3 +336,27 @@ async def test_a_pipe_in_the_work_area_holds_up_its_cell_alone(
     )
     assert opened
     assert await driver.value("kept") == 1
+
+
+@pytest.mark.parametrize(
+    "reading", ["open({}).read()", "from pathlib import Path\nPath({}).read_bytes()"]
+)
+async def test_a_pipe_in_the_work_area_is_not_opened_for_monty(
+    monty: MontyKernel, tmp_path: Path, reading: str
+) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    driver = await KernelDriver.open(monty, replace(SETTINGS, read_roots=(str(tmp_path),)))
+    await driver.run("kept = 1")
+    async with _punctual_loop():
+        result = await driver.run(reading.format(repr(str(tmp_path / "pipe"))))
+    assert result.error is not None
+    assert result.error.type == "PermissionError"
+    assert await driver.value("kept") == 1
+
+
+async def test_arguments_of_an_unknown_name_are_not_made(monty: MontyKernel) -> None:
+    driver = await KernelDriver.open(monty, SETTINGS)
+    async with _punctual_loop():
+        result = await driver.run(f"nobody({COLLIDING})")
+    assert result.error is not None
+    assert result.error.type == "NameError"
