@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.kernels.cpython import CpythonKernel
+from holdfast.kernels.monty import MontyKernel
 from holdfast.kernels.observation import observe_cell
 from holdfast.kernels.port import KernelSettings
 from holdfast.testing.kernel_driver import KernelDriver
@@ -43,6 +44,34 @@ async def test_a_denied_gate_is_named(
     assert result.error is not None
     assert gate in result.error.traceback
     assert gate in observe_cell(result)
+
+
+@pytest.mark.parametrize(
+    ("code", "gate"),
+    [
+        ("import socket", NETWORK),
+        ("import subprocess", PROGRAMS),
+        ("from pathlib import Path\nPath('{area}/new.txt').write_text('x')", WRITING),
+        ("from pathlib import Path\nPath('/etc/passwd').read_text()", READING),
+        ("open('/etc/passwd').read()", READING),
+        ("import nowhere", None),
+        ("raise PermissionError('my own')", None),
+    ],
+)
+async def test_a_denied_gate_is_named_in_the_sandbox_of_monty(
+    tmp_path: Path, code: str, gate: str | None
+) -> None:
+    monty = MontyKernel()
+    try:
+        driver = await KernelDriver.open(monty, KernelSettings(read_roots=(str(tmp_path),)))
+        result = await driver.run(code.format(area=tmp_path))
+    finally:
+        await monty.close()
+    assert result.error is not None
+    if gate is None:
+        assert "capability gate" not in observe_cell(result)
+    else:
+        assert gate in observe_cell(result)
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ from holdfast.kernels.port import (
     KernelLimits,
     LimitName,
 )
-from holdfast.kernels.worker.cell import paging
+from holdfast.kernels.worker.cell import denied, paging
 from holdfast.kernels.worker.cell.host_calls import builtin_error
 from holdfast.kernels.worker.determinism.file_versions import FileVersions
 
@@ -43,6 +43,11 @@ _READS = frozenset({"Path.read_text", "Path.read_bytes"})
 _SLEEPS = frozenset({"system.sleep", "system.async_sleep", "time.sleep", "asyncio.sleep"})
 _READING = (("r",), ("rb",))
 _LARGEST_PINNED = 64 << 20
+# Modules that the sandbox does not have, because what they are for is a gate's to allow.
+_GATED_MODULES = {
+    **dict.fromkeys(("socket", "ssl", "http", "urllib"), denied.NETWORK),
+    **dict.fromkeys(("subprocess", "multiprocessing"), denied.PROGRAMS),
+}
 
 
 class Limited(Exception):
@@ -348,4 +353,21 @@ def cell_error(error: Any) -> CellError:
         shown = shown.replace(frame.filename, "<cell>")
     own = [frame.line for frame in frames if frame.filename == frames[0].filename]
     line = own[-1] if own else None
+    gate = _denied_gate(inner)
+    if gate is not None:
+        shown = f"{shown.rstrip()}\n{gate}"
     return CellError(type(inner).__name__, str(inner), shown, line)
+
+
+def _denied_gate(error: BaseException) -> str | None:
+    """Return which gate a cell ran into; None where its error is another one."""
+    said = str(error)
+    if isinstance(error, ModuleNotFoundError):
+        module = said.partition("'")[2].partition("'")[0].partition(".")[0]
+        return _GATED_MODULES.get(module)
+    if isinstance(error, PermissionError):
+        if said.startswith("[Errno 30] Read-only file system"):
+            return denied.WRITING
+        if said.startswith("Permission denied: "):
+            return denied.READING
+    return None
