@@ -9,6 +9,7 @@ import pytest
 from families import ask, call, child_of, fork_of, invocation
 
 from holdfast.core import facts
+from holdfast.core.errors import SessionNotFound
 from holdfast.core.forms import FACTS
 from holdfast.testing.driver import drive
 from holdfast.views.documents import edge_document, head_document, tree_document
@@ -142,3 +143,9 @@ async def test_text_that_means_something_to_a_picture_is_escaped(store):
     family = await read_family(store, "root")
     assert '[label="call call\\"-#<b>\\\\", style=solid]' in dot(family)
     assert '|"call call#quot;-#35;#lt;b#gt;\\"|' in mermaid(family)
+
+
+async def test_the_tree_of_a_session_that_is_not_there_is_a_typed_error(store):
+    await drive(store, "root")
+    with pytest.raises(SessionNotFound):
+        await read_tree(store, "nobody")

@@ -72,6 +72,8 @@ class _Place:
 
 async def read_tree(store: SessionStore, wanted: str | None = None) -> Family:
     """Return the family of a session, or every family of the store, without its relations."""
+    if wanted is not None:
+        await store.session_info(wanted)  # SessionNotFound where there is none
     found = [info async for info in all_sessions(store)]
     places = _places(found, wanted)
     states: dict[str, State] = {}
