@@ -1,8 +1,10 @@
 """Which store is used: the one named, then the environment's, then the nearest, then a new one."""
 
+import threading
+
 import pytest
 
-from holdfast.core.errors import InvalidInput, StoreNotFound, StoreUnsafe
+from holdfast.core.errors import InvalidInput, StoreFailed, StoreNotFound, StoreUnsafe
 from holdfast.core.facts import SessionStarted
 from holdfast.stores.choose import open_store, store_url
 
@@ -94,3 +96,15 @@ async def test_what_is_no_path_is_refused_and_makes_nothing(tmp_path, monkeypatc
     with pytest.raises(InvalidInput, match="names no place"):
         await open_store(text)
     assert not any(tmp_path.iterdir())
+
+
+def _refuse(thread):
+    raise RuntimeError("can't start new thread")
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "files"])
+async def test_a_machine_without_threads_is_a_failure_of_the_store(tmp_path, monkeypatch, kind):
+    monkeypatch.setattr(threading.Thread, "start", _refuse)
+    with pytest.raises(StoreFailed, match="ulimit"):
+        await open_store(f"{kind}:{tmp_path}/new")
+    monkeypatch.undo()

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 
-from holdfast.core.errors import HandleForked
+from holdfast.core.errors import HandleForked, StoreFailed
 from holdfast.stores.owner import Owner, boot_id, process_start, ticks
 from holdfast.stores.port import HEARTBEAT_SECONDS
 
@@ -123,3 +123,18 @@ def test_a_forked_child_is_refused(owner):
             os._exit(0)
         os._exit(1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_a_heartbeat_that_gets_no_thread_is_a_failure_and_can_be_started_later(monkeypatch):
+    def refuse(thread):
+        raise RuntimeError("can't start new thread")
+
+    beats = threading.Semaphore(0)
+    owner = Owner(lambda _: beats.release(), lease_seconds=0.03)
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with pytest.raises(StoreFailed, match="ulimit"):
+        owner.start()
+    monkeypatch.undo()
+    owner.start()
+    assert beats.acquire(timeout=10)
+    owner.stop()

@@ -14,6 +14,7 @@ from pathlib import Path
 from holdfast.core.errors import InvalidInput, StoreNotFound, StoreUnsafe, needing
 from holdfast.stores.place import denied_error
 from holdfast.stores.port import SessionStore
+from holdfast.stores.threads import needing_thread
 
 STORE_FOLDER = ".holdfast"
 STORE_VARIABLE = "HOLDFAST_STORE"
@@ -52,6 +53,11 @@ async def open_store(
 ) -> SessionStore:
     """Open the chosen store; a place without one is made one unless `create` is false."""
     url, _ = store_url(explicit, start)
+    with needing_thread(url):
+        return await _open(url, create)
+
+
+async def _open(url: str, create: bool) -> SessionStore:
     kind, _, place = url.partition(":")
     # Only the store that is used is loaded: a listing should not wait for the others.
     if kind == "memory":

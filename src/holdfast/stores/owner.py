@@ -26,6 +26,7 @@ import msgspec
 from holdfast.core.errors import Corruption, HandleForked
 from holdfast.core.ids import new_owner_id
 from holdfast.stores.port import HEARTBEAT_SECONDS, LEASE_SECONDS
+from holdfast.stores.threads import needing_thread
 
 _log = logging.getLogger(__name__)
 
@@ -135,8 +136,10 @@ class Owner:
         The caller has stored a heartbeat itself, in the transaction that takes the lease or lately.
         """
         if self._thread is None:
-            self._thread = threading.Thread(target=self._beat, name="holdfast-owner", daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._beat, name="holdfast-owner", daemon=True)
+            with needing_thread("the heartbeat"):
+                thread.start()
+            self._thread = thread
 
     def stop(self) -> None:
         """End the renewing; blocks until a renewal under way is done."""

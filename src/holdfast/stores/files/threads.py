@@ -12,8 +12,10 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import TypeVar
 
+from holdfast.core.errors import OutcomeUnknown, StoreFailed
 from holdfast.stores.files.session_files import read_failed, write_failed
 from holdfast.stores.rows import closed_error
+from holdfast.stores.threads import needing_thread
 
 READERS, WRITERS = 8, 16
 """Apart, so that reads go on while writers wait for a lock that another process holds."""
@@ -66,7 +68,10 @@ class Threads:
     ) -> asyncio.Future[_Result]:
         if self._closed:
             raise closed_error(self._where)
-        return asyncio.get_running_loop().run_in_executor(pool, run)
+        # A refused job stays in the queue of its pool: another thread may still carry out a write.
+        kind = OutcomeUnknown if pool is self._writers else StoreFailed
+        with needing_thread(self._where, kind):
+            return asyncio.get_running_loop().run_in_executor(pool, run)
 
     async def close(self) -> None:
         """Wait for what was submitted."""

@@ -18,6 +18,7 @@ from holdfast.core.errors import StoreFailed
 from holdfast.stores.rows import closed_error
 from holdfast.stores.sqlite.database import SQL, Database
 from holdfast.stores.tenancy import Address
+from holdfast.stores.threads import needing_thread
 
 T = TypeVar("T")
 
@@ -45,7 +46,9 @@ class Readers:
         """Run a read in a thread; `work` gets a cursor, then the arguments."""
         loop = asyncio.get_running_loop()
         try:
-            return await loop.run_in_executor(self._pool, self._read, work, args, session)
+            with needing_thread(self.where):
+                reading = loop.run_in_executor(self._pool, self._read, work, args, session)
+            return await reading
         except RuntimeError as error:
             if "shutdown" not in str(error):
                 raise
