@@ -313,9 +313,10 @@ class MontySession:
         try:
             run = live.session.feed_run
             await run(monty_heap.names(self._engine_names), inputs=self._own)
-            kinds, replaced, costly = await run(monty_heap.SURVEY, inputs=monty_heap.TYPES)
-            refused = await off_loop(monty_heap.refused, costly) if costly else []
-            plain = await run(monty_heap.HAND_OUT, inputs={monty_heap.REFUSED: refused})
+            kinds, replaced, costly, plain = await run(monty_heap.SURVEY, inputs=monty_heap.TYPES)
+            if costly:
+                refused = await off_loop(monty_heap.refused, costly)
+                plain = await run(monty_heap.HAND_OUT, inputs={monty_heap.REFUSED: refused})
         except pydantic_monty.MontyRuntimeError as error:
             if isinstance(error.exception(), MemoryError):
                 raise Limited("memory", "the namespace does not fit beside its listing") from None

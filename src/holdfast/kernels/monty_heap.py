@@ -140,38 +140,37 @@ def {HIDDEN}plain(value, costly, inside=False, depth=0):
         if depth > 40 or not {HIDDEN}plain(item, costly, inside, depth + 1):
             return False
     return True
-{HIDDEN}values, {HIDDEN}costly = {{}}, []
-match {HIDDEN}namespace:
-    case {HIDDEN}dict():
-        pass
-    case _:
+def {HIDDEN}survey():
+    global {HIDDEN}namespace, {HIDDEN}values
+    namespace, {HIDDEN}namespace = {HIDDEN}namespace, None
+    values, costly = {{}}, []
+    match namespace:
+        case {HIDDEN}dict():
+            pass
+        case _:
+            raise TypeError("the namespace is not listed")
+    if not {HIDDEN}plain([{HIDDEN}kinds, {HIDDEN}replaced], [], True):
         raise TypeError("the namespace is not listed")
-for {HIDDEN}name, {HIDDEN}value in {HIDDEN}namespace.items():
-    match {HIDDEN}name:
-        case {HIDDEN}str():
-            {HIDDEN}found = []
-            if {HIDDEN}name[:{len(HIDDEN)}] == "{HIDDEN}":
-                pass
-            elif {HIDDEN}plain({HIDDEN}value, {HIDDEN}found):
-                {HIDDEN}values[{HIDDEN}name] = {HIDDEN}value
-                if {HIDDEN}found:
-                    {HIDDEN}costly.append(({HIDDEN}name, {HIDDEN}found))
-if not {HIDDEN}plain([{HIDDEN}kinds, {HIDDEN}replaced], [], True):
-    raise TypeError("the namespace is not listed")
-[{HIDDEN}kinds, {HIDDEN}replaced, {HIDDEN}costly]
+    for name, value in namespace.items():
+        match name:
+            case {HIDDEN}str():
+                found = []
+                if name[:{len(HIDDEN)}] != "{HIDDEN}" and {HIDDEN}plain(value, found):
+                    values[name] = value
+                    if found:
+                        costly.append((name, found))
+    {HIDDEN}values = values if costly else None
+    return [{HIDDEN}kinds, {HIDDEN}replaced, costly, {{}} if costly else values]
+{HIDDEN}survey()
 """
 
 # Nothing of the listing stays behind, or the heap would keep what the cells let go.
 REFUSED = f"{HIDDEN}refused"
 HAND_OUT = f"""
 def {HIDDEN}hand_out():
-    global {HIDDEN}namespace, {HIDDEN}values, {HIDDEN}costly, {HIDDEN}value, {HIDDEN}found
-    handed = {{}}
-    for name, value in {HIDDEN}values.items():
-        if name not in {REFUSED}:
-            handed[name] = value
-    {HIDDEN}namespace = {HIDDEN}values = {HIDDEN}costly = {HIDDEN}value = {HIDDEN}found = None
-    return handed
+    global {HIDDEN}values
+    values, {HIDDEN}values = {HIDDEN}values, None
+    return {{name: value for name, value in values.items() if name not in {REFUSED}}}
 {HIDDEN}hand_out()
 """
 
