@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from lab import RUN, Lab, until_over
-from test_runs import AGENTS, FAN_OUT, GATE, LINE, LOOP
+from test_workflow_runs import AGENTS, FAN_OUT, GATE, LINE, LOOP
 
 import holdfast
 from holdfast.core.errors import Conflict, InvalidInput, LeaseHeld, SessionBusy
