@@ -35,7 +35,8 @@ def test_the_tour_kills_resumes_forks_and_verifies(shell):
     assert lost >= 1
     assert sum(step["leaves"]["lost"] for step in turns[0]["steps"]) == lost
     assert turns[0]["unknown_calls"] == lost
-    assert f"{lost} leaf calls lost in a crash" in shell.run(*store, "show", "harbour").stdout
+    calls = "1 leaf call" if lost == 1 else f"{lost} leaf calls"
+    assert f"{calls} lost in a crash" in shell.run(*store, "show", "harbour").stdout
     leaves = shell.lines(*store, "events", "harbour", "--type", "leaf.called")
     assert sorted(leaf["data"].get("item", 0) for leaf in leaves) == list(range(32))
     assert shell.lines(*store, "events", "harbour-what-if", "--type", "leaf.called") == []
