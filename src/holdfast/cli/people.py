@@ -15,7 +15,8 @@ from holdfast.cli.reading import opened, with_store
 from holdfast.cli.tables import Column, screen_width, table
 from holdfast.core.errors import InvalidInput
 from holdfast.stores.port import PendingFilter, PendingPage, PendingWait, SessionStore
-from holdfast.views.values import read_value, value_form
+from holdfast.views.documents import pending_document
+from holdfast.views.values import read_value
 
 COLUMNS = (
     Column("SESSION", least=15, is_id=True),
@@ -55,7 +56,7 @@ def pending_command(
     page, prompts = with_store(call, read)
     shown = list(zip(page.waits, prompts, strict=True))
     document = {
-        "pending": [_document(wait, prompt) for wait, prompt in shown],
+        "pending": [pending_document(wait, prompt) for wait, prompt in shown],
         "cursor": page.cursor,
     }
     rows = table(COLUMNS, (_row(wait, prompt) for wait, prompt in shown), screen_width())
@@ -92,22 +93,6 @@ def _row(wait: PendingWait, prompt: Any) -> tuple[str, ...]:
         wait.assignee or "",
         question_text(prompt),
     )
-
-
-def _document(wait: PendingWait, prompt: Any) -> dict[str, Any]:
-    return {
-        "session": wait.session,
-        "call": wait.call_id,
-        "wait": wait.wait,
-        "kind": wait.kind,
-        "tool": wait.name,
-        "agent": wait.agent,
-        "tenant": wait.tenant,
-        "since": wait.since,
-        "deadline": wait.deadline,
-        "assignee": wait.assignee,
-        "prompt": value_form(prompt),
-    }
 
 
 @command("answer")

@@ -46,7 +46,7 @@ async def list_pending(
     where = PendingFilter(session=session, assignee=assignee, kind=kind, agent=agent)
     page = await asked.runtime.pending(where, limit=limit, cursor=cursor)
     store = asked.runtime.store
-    rows = [await waits.pending_document(store, wait) for wait in page.waits]
+    rows = [await waits.pending_row(store, wait) for wait in page.waits]
     return JsonDocument({"pending": rows, "cursor": page.cursor})
 
 

@@ -326,7 +326,7 @@ def _given(form: dict[str, str], wait: waits.Wait) -> dict[str, Any]:
 async def _inbox(asked: Caller, wait: waits.Wait | None, note: str) -> Response:
     found = await asked.runtime.pending(limit=200)
     store = asked.runtime.store
-    rows = [await waits.pending_document(store, item) for item in found.waits]
+    rows = [await waits.pending_row(store, item) for item in found.waits]
     approval = wait is not None and wait.suspended.kind == "approval"
     schema = None if wait is None else value_form(wait.schema)
     return page(

@@ -1,7 +1,7 @@
 """Waits as people answer them: what is asked, in which form, and until when.
 
-The command line, the API and the inbox pages take an answer through `apply`, which names the
-principal itself: who answers is never what a client says.
+The API and the inbox pages take an answer through `apply`, which names the principal itself: who
+answers is never what a client says.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from holdfast.runtime.answers import Approve, Deny, Fail
 from holdfast.runtime.runtime import Runtime
 from holdfast.stores.port import PendingWait, SessionStore
 from holdfast.views.calls import CallView
-from holdfast.views.documents import Document
+from holdfast.views.documents import Document, pending_document
 from holdfast.views.values import value_form, value_or_erased
 
 
@@ -71,21 +71,9 @@ def wait_document(wait: Wait) -> Document:
     }
 
 
-async def pending_document(store: SessionStore, wait: PendingWait) -> Document:
+async def pending_row(store: SessionStore, wait: PendingWait) -> Document:
     """Return one row of the waits of all sessions."""
-    return {
-        "session": wait.session,
-        "call": wait.call_id,
-        "wait": wait.wait,
-        "kind": wait.kind,
-        "tool": wait.name,
-        "agent": wait.agent,
-        "tenant": wait.tenant,
-        "since": wait.since,
-        "deadline": wait.deadline,
-        "assignee": wait.assignee,
-        "prompt": value_form(await value_or_erased(store, wait.session, wait.prompt)),
-    }
+    return pending_document(wait, await value_or_erased(store, wait.session, wait.prompt))
 
 
 async def apply(

@@ -15,7 +15,13 @@ from holdfast.core.events import Event, event_to_line
 from holdfast.core.facts import Usage
 from holdfast.core.ids import friendly_name
 from holdfast.core.payloads import Slot, to_record
-from holdfast.stores.port import GcReport, ImportOutcome, SessionInfo, VerifyReport
+from holdfast.stores.port import (
+    GcReport,
+    ImportOutcome,
+    PendingWait,
+    SessionInfo,
+    VerifyReport,
+)
 from holdfast.views.context import ContextView
 from holdfast.views.costs import CostView
 from holdfast.views.divergence import Divergence, Side
@@ -402,4 +408,21 @@ def import_document(outcomes: Sequence[ImportOutcome]) -> Document:
             {"session": item.session, "outcome": item.outcome, "events": item.events}
             for item in outcomes
         ]
+    }
+
+
+def pending_document(wait: PendingWait, prompt: Any) -> Document:
+    """Return the document of a call that waits, as lists over all sessions have it."""
+    return {
+        "session": wait.session,
+        "call": wait.call_id,
+        "wait": wait.wait,
+        "kind": wait.kind,
+        "tool": wait.name,
+        "agent": wait.agent,
+        "tenant": wait.tenant,
+        "since": wait.since,
+        "deadline": wait.deadline,
+        "assignee": wait.assignee,
+        "prompt": value_form(prompt),
     }
