@@ -34,6 +34,21 @@ def flow(text):
     return found
 
 
+SLOW = "workflow: w\nnodes:\n  a: {compute: slow, next: done}"
+
+
+class Slow:
+    """The function of a node that says when it has begun, and ends when it is told to."""
+
+    def __init__(self):
+        self.begun, self.go_on = asyncio.Event(), asyncio.Event()
+
+    async def work(self):
+        self.begun.set()
+        await self.go_on.wait()
+        return {"n": 1}
+
+
 async def test_a_workflow_that_is_not_sound_is_refused_before_anything_is_stored(lab):
     process = await lab.process()
     with pytest.raises(InvalidWorkflow, match="there is no tool 'nothing'"):
@@ -198,22 +213,15 @@ async def test_events_are_read_by_half_open_bounds_and_a_scan_stops_early(lab):
 
 
 async def test_two_processes_never_drive_one_run_at_a_time(lab):
-    begun, go_on = asyncio.Event(), asyncio.Event()
-
-    async def slow():
-        begun.set()
-        await go_on.wait()
-        return {"n": 1}
-
-    text = "workflow: w\nnodes:\n  a: {compute: slow, next: done}"
-    one = await lab.process(functions={"slow": slow})
-    other = await lab.process(functions={"slow": slow})
-    await one.runs.create(flow(text), run_id=RUN)
+    slow = Slow()
+    one = await lab.process(functions={"slow": slow.work})
+    other = await lab.process(functions={"slow": slow.work})
+    await one.runs.create(flow(SLOW), run_id=RUN)
     driving = asyncio.ensure_future(one.runs.drive(RUN))
-    await begun.wait()
+    await slow.begun.wait()
     with pytest.raises((LeaseHeld, SessionBusy)):
         await other.runs.drive(RUN)
-    go_on.set()
+    slow.go_on.set()
     assert (await driving).status == "finished"
     assert (await other.runs.drive(RUN)).status == "finished"
     await one.end()
@@ -221,20 +229,13 @@ async def test_two_processes_never_drive_one_run_at_a_time(lab):
 
 
 async def test_a_cancel_that_races_the_last_node_leaves_one_outcome(lab):
-    begun, go_on = asyncio.Event(), asyncio.Event()
-
-    async def slow():
-        begun.set()
-        await go_on.wait()
-        return {"n": 1}
-
-    text = "workflow: w\nnodes:\n  a: {compute: slow, next: done}"
-    process = await lab.process(functions={"slow": slow})
-    await process.runs.create(flow(text), run_id=RUN)
+    slow = Slow()
+    process = await lab.process(functions={"slow": slow.work})
+    await process.runs.create(flow(SLOW), run_id=RUN)
     driving = asyncio.ensure_future(process.runs.drive(RUN))
-    await begun.wait()
+    await slow.begun.wait()
     asked = asyncio.ensure_future(process.runs.cancel(RUN))
-    go_on.set()
+    slow.go_on.set()
     await asyncio.gather(driving, asked)
     ends = [
         event.type
@@ -246,17 +247,11 @@ async def test_a_cancel_that_races_the_last_node_leaves_one_outcome(lab):
 
 
 async def test_a_driver_that_is_told_to_leave_says_so_and_another_goes_on(lab):
-    begun = asyncio.Event()
-
-    async def slow():
-        begun.set()
-        await asyncio.sleep(60)
-
-    text = "workflow: w\nnodes:\n  a: {compute: slow, next: done}"
-    process = await lab.process(functions={"slow": slow})
-    await process.runs.create(flow(text), run_id=RUN)
+    slow = Slow()
+    process = await lab.process(functions={"slow": slow.work})
+    await process.runs.create(flow(SLOW), run_id=RUN)
     driving = asyncio.ensure_future(process.runs.drive(RUN))
-    await begun.wait()
+    await slow.begun.wait()
     driving.cancel()
     with pytest.raises(asyncio.CancelledError):
         await driving

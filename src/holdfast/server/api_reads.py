@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Query, Request
@@ -14,7 +15,7 @@ from holdfast.core.ids import check_content_id
 from holdfast.runtime.replay import replay_session
 from holdfast.server.forms import view_document
 from holdfast.server.problems import Denied, JsonDocument
-from holdfast.server.requests import After, Limit, Reader, SessionId
+from holdfast.server.requests import After, Caller, Limit, Reader, SessionId
 from holdfast.stores.verify import verify
 from holdfast.views.divergence import divergence
 from holdfast.views.documents import (
@@ -32,12 +33,6 @@ from holdfast.views.documents import (
 router = APIRouter(tags=["history"])
 
 _RANGE = re.compile(r"bytes=(\d{0,15})-(\d{0,15})", re.ASCII)
-
-
-def page_document(name: str, views: Sequence[Any], limit: int) -> Document:
-    """Return one page of views; `after` leads to the next one, null is the end."""
-    rows = [view_document(view) for view in views]
-    return {name: rows, "after": views[-1].seq if len(views) >= limit else None}
 
 
 @router.get("/sessions/{session_id}/events")
@@ -58,79 +53,68 @@ async def list_events(
     return JsonDocument({"events": [event_document(item) for item in events], "next": last})
 
 
-@router.get("/sessions/{session_id}/messages")
-async def list_messages(
-    asked: Reader, session_id: SessionId, after: After = 0, limit: Limit = 100
-) -> JsonDocument:
-    """Return messages after a position; those that a fork inherited come first."""
-    found = await asked.runtime.messages(session_id, after=after, limit=limit)
-    return JsonDocument(page_document("messages", found, limit))
+@dataclass(frozen=True, slots=True)
+class History:
+    """A history that is read in pages by position: its name, what it holds, and how it is read."""
+
+    name: str
+    about: str
+    read: Callable[[Caller, str, int, int], Awaitable[Sequence[Any]]]
+    form: Callable[[Any], Document] = view_document
 
 
-@router.get("/sessions/{session_id}/turns")
-async def list_turns(
-    asked: Reader, session_id: SessionId, after: After = 0, limit: Limit = 100
-) -> JsonDocument:
-    """Return turns that began after a position."""
-    found = await asked.runtime.turns(session_id, after=after, limit=limit)
-    return JsonDocument(page_document("turns", found, limit))
+def _read(name: str) -> Callable[[Caller, str, int, int], Awaitable[Sequence[Any]]]:
+    """Return the read of a history that the runtime has under the same name."""
+
+    async def read(asked: Caller, session_id: str, after: int, limit: int) -> Sequence[Any]:
+        found: Sequence[Any] = await getattr(asked.runtime, name)(
+            session_id, after=after, limit=limit
+        )
+        return found
+
+    return read
 
 
-@router.get("/sessions/{session_id}/steps")
-async def list_steps(
-    asked: Reader, session_id: SessionId, after: After = 0, limit: Limit = 100
-) -> JsonDocument:
-    """Return steps that began after a position."""
-    found = await asked.runtime.steps(session_id, after=after, limit=limit)
-    return JsonDocument(page_document("steps", found, limit))
-
-
-@router.get("/sessions/{session_id}/evals")
-async def list_evals(
-    asked: Reader, session_id: SessionId, after: After = 0, limit: Limit = 100
-) -> JsonDocument:
-    """Return evaluated cells after a position."""
-    found = await asked.runtime.evals(session_id, after=after, limit=limit)
-    return JsonDocument(page_document("evals", found, limit))
-
-
-@router.get("/sessions/{session_id}/leaves")
-async def list_leaves(
-    asked: Reader, session_id: SessionId, after: After = 0, limit: Limit = 100
-) -> JsonDocument:
-    """Return model calls that code made after a position."""
-    found = await asked.runtime.leaves(session_id, after=after, limit=limit)
-    return JsonDocument(page_document("leaves", found, limit))
-
-
-@router.get("/sessions/{session_id}/calls")
-async def list_calls(
-    asked: Reader, session_id: SessionId, after: After = 0, limit: Limit = 100
-) -> JsonDocument:
-    """Return calls that were requested after a position."""
-    found = await asked.runtime.calls(session_id, after=after, limit=limit)
-    return JsonDocument(page_document("calls", found, limit))
-
-
-@router.get("/sessions/{session_id}/heads")
-async def list_heads(
-    asked: Reader, session_id: SessionId, after: After = 0, limit: Limit = 100
-) -> JsonDocument:
-    """Return heads after a position."""
-    state = await asked.runtime.state(session_id)
+async def _heads(asked: Caller, session_id: str, after: int, limit: int) -> Sequence[Any]:
+    current = (await asked.runtime.state(session_id)).head
     found = await asked.runtime.heads(session_id, after=after, limit=limit)
-    rows = [head_document(head, current=head.id == state.head) for head in found]
-    return JsonDocument({"heads": rows, "after": found[-1].seq if len(found) >= limit else None})
+    return [(head, head.id == current) for head in found]
 
 
-@router.get("/sessions/{session_id}/edges")
-async def list_edges(
-    asked: Reader, session_id: SessionId, after: After = 0, limit: Limit = 100
-) -> JsonDocument:
-    """Return lineage edges after a position."""
-    found = await asked.runtime.edges(session_id, after=after, limit=limit)
-    rows = [edge_document(edge) for edge in found]
-    return JsonDocument({"edges": rows, "after": found[-1].seq if len(found) >= limit else None})
+HISTORIES = (
+    History("messages", "messages; those that a fork inherited come first", _read("messages")),
+    History("turns", "turns that began", _read("turns")),
+    History("steps", "steps that began", _read("steps")),
+    History("evals", "evaluated cells", _read("evals")),
+    History("leaves", "model calls that code made", _read("leaves")),
+    History("calls", "calls that were requested", _read("calls")),
+    History("edges", "lineage edges", _read("edges"), edge_document),
+    History("heads", "heads", _heads, lambda item: head_document(item[0], current=item[1])),
+)
+
+
+def _add(history: History) -> None:
+    """Add the route of a history; `after` of a page leads to the next one, null is the end."""
+
+    async def read_page(
+        asked: Reader, session_id: SessionId, after: After = 0, limit: Limit = 100
+    ) -> JsonDocument:
+        found = await history.read(asked, session_id, after, limit)
+        rows = [history.form(item) for item in found]
+        full = len(found) >= limit
+        return JsonDocument({history.name: rows, "after": rows[-1]["seq"] if full else None})
+
+    router.add_api_route(
+        f"/sessions/{{session_id}}/{history.name}",
+        read_page,
+        methods=["GET"],
+        name=f"list_{history.name}",
+        description=f"Return {history.about}, after a position.",
+    )
+
+
+for _history in HISTORIES:
+    _add(_history)
 
 
 @router.get("/sessions/{session_id}/tree")
