@@ -433,7 +433,12 @@ COLLIDING = "{(2**61 - 1) * i: 1 for i in range(1, 15_001)}"
 
 @pytest.mark.parametrize(
     "argument",
-    ["'a' * (17 << 20)", f"[{COLLIDING}]", "[[]] * 2_500_000", "[1] * 1_000_001"],
+    [
+        "'a' * (17 << 20)",
+        f"[{COLLIDING}]",
+        pytest.param("[[]] * 2_500_000", marks=pytest.mark.soak),
+        "[1] * 1_000_001",
+    ],
 )
 async def test_a_call_that_carries_too_much_is_an_error_in_the_cell(
     cpython: CpythonKernel, argument: str

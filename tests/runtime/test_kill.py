@@ -170,10 +170,11 @@ def every(kind: str, when: str) -> Any:
 @pytest.mark.parametrize(
     ("kind", "when", "first", "stride"),
     [
-        ("sqlite", "after", 1, 1),
+        ("sqlite", "after", 1, 3),
         ("sqlite", "before", 2, 5),
         ("files", "after", 3, 5),
         ("files", "before", 4, 5),
+        every("sqlite", "after"),
         every("sqlite", "before"),
         every("files", "after"),
         every("files", "before"),

@@ -164,7 +164,7 @@ def profile(examples: int) -> Any:
     return settings(max_examples=examples, deadline=None, suppress_health_check=slow)
 
 
-@profile(40)
+@profile(15)
 @given(st.lists(STEPS, min_size=3, max_size=15))
 def test_stores_agree_on_payloads(steps: list[tuple[Any, ...]]) -> None:
     check(steps, ON_DISK)

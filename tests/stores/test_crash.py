@@ -54,7 +54,7 @@ async def cut_power(recorded, tmp_path, stride, variants):
 async def test_a_power_cut_at_any_point_leaves_whole_batches_and_all_that_was_told(
     recorded, tmp_path
 ):
-    await cut_power(recorded, tmp_path, stride=max(1, len(recorded[2]) // 100), variants=1)
+    await cut_power(recorded, tmp_path, stride=max(1, len(recorded[2]) // 50), variants=1)
 
 
 @pytest.mark.soak
@@ -84,7 +84,7 @@ async def kill(recorded, tmp_path, numbers):
 
 async def test_a_killed_process_leaves_whole_batches_and_all_that_was_told(recorded, tmp_path):
     steps = len([step for step in recorded[2] if step.kind != "acknowledge"])
-    chosen = [(n, ("before", "after")[n % 2]) for n in range(1, steps, max(1, steps // 9))]
+    chosen = [(n, ("before", "after")[n % 2]) for n in range(1, steps, max(1, steps // 5))]
     await kill(recorded, tmp_path, chosen)
 
 
