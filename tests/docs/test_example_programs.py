@@ -13,6 +13,13 @@ PROGRAMS = {
     "sqlite_tool.py": "Largest(name='Bonn', thousands=336)",
     "kill_and_resume.py": "42",
     "many_sessions.py": "2470 20",
+    "approve_refund.py": "suspended\nA-17: 40 euros paid back",
+    "long_document.py": "{'parts': 10, 'found': ['heron']}",
+    "research_tree.py": "{'Brest': 5, 'Cork': 4, 'Faro': 4}\n4 sessions",
+    "what_if.py": "8\n9\nderivation of bid",
+    "golden_replay.py": "squares 2 steps 2 cells replayed",
+    "langgraph_chat.py": "heard 1 messages\nheard 3 messages\nTrue",
+    "openai_agents_chat.py": "saw 1\nsaw 3",
 }
 
 RIGHT = """

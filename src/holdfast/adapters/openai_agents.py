@@ -47,7 +47,7 @@ class HoldfastSession:
         session_settings: SessionSettings | None = None,
     ) -> None:
         self.session_id = session_id
-        self.session_settings = session_settings or SessionSettings()
+        self.session_settings: SessionSettings | None = session_settings or SessionSettings()
         self._session = runtime.session(
             naming.session_id("openai", session_id), agent=AGENT, create=True
         )
@@ -59,7 +59,9 @@ class HoldfastSession:
 
     async def get_items(self, limit: int | None = None) -> list[TResponseInputItem]:
         """Return the newest items, oldest first; all of them without a limit."""
-        wanted = self.session_settings.limit if limit is None else limit
+        wanted = limit
+        if limit is None and self.session_settings is not None:
+            wanted = self.session_settings.limit
         if wanted is not None:
             if wanted <= 0:
                 return []
