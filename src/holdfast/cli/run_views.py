@@ -95,7 +95,7 @@ def report_command(call: Call, session: str, form: str, output: str | None) -> N
 
 async def run_page(store: SessionStore, run: str) -> tuple[dict[str, Any], str]:
     """Return a run as a document and as text: where it stands, and who has to act next."""
-    from holdfast.workflows.runs import result_of
+    from holdfast.workflows.results import result_of
 
     result = await result_of(store, run)
     state = (await store.load_state(run)).run

@@ -23,7 +23,8 @@ from holdfast.stores.port import SessionStore
 
 if TYPE_CHECKING:
     from holdfast.workflows.registry import Registry
-    from holdfast.workflows.runs import RunResult, Runs
+    from holdfast.workflows.results import RunResult
+    from holdfast.workflows.runs import Runs
 
 EXIT_CODES = {"finished": 0, "paused": 3, "interrupted": 1, "cancelled": 6}
 """How a run ended, for scripts; anything else is 1."""
@@ -226,7 +227,7 @@ def resume_run(
     **how: Any,
 ) -> int:
     """Go on with a run, with what it was launched with unless something else is given."""
-    from holdfast.workflows.runs import launch_options
+    from holdfast.workflows.results import launch_options
 
     async def kept() -> dict[str, Any]:
         async with opened(call) as store:
@@ -275,7 +276,7 @@ def cancel_command(call: Call, session: str, by: str | None) -> int:
 @click.option("--cursor", help="Start after the page that gave this cursor.")
 def runs_command(call: Call, limit: int, cursor: str | None) -> None:
     """List workflow runs, newest first."""
-    from holdfast.workflows.runs import page_of
+    from holdfast.workflows.results import page_of
 
     found, following = with_store(call, lambda store: page_of(store, limit, cursor))
     document = {

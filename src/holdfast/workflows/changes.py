@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from holdfast.core.errors import Conflict
+from holdfast.core.payloads import slot
+from holdfast.core.run_facts import RunChanged
 from holdfast.core.state import State
+from holdfast.workflows.check import require_sound
+from holdfast.workflows.known import Known
 from holdfast.workflows.model import Workflow
+from holdfast.workflows.problems import InvalidWorkflow
+from holdfast.workflows.reading import read_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +34,14 @@ class Change:
     def document(self) -> dict[str, Any]:
         """Return the change as data."""
         return {"where": self.where, "what": self.what, "fields": list(self.fields)}
+
+
+class WorkflowChanged(Conflict):
+    """The workflow of a run is not what it was when the run began; `changes` says what differs."""
+
+    def __init__(self, message: str | None = None, changes: tuple[Change, ...] = ()) -> None:
+        super().__init__(message)
+        self.changes = changes
 
 
 def changes_between(old: Workflow, new: Workflow) -> list[Change]:
@@ -85,3 +101,50 @@ def check_compatible(state: State, old: Workflow, new: Workflow) -> None:
             f"run {state.session!r} cannot go on with the changed workflow: it lacks "
             f"{'; '.join(dict.fromkeys(gone))}. Resume with the stored one, or start another run"
         )
+
+
+async def change_of(
+    state: State,
+    place: str | None,
+    old: Workflow,
+    known: Known,
+    *,
+    changed: bool,
+    by: str | None,
+) -> RunChanged | None:
+    """Return what records that a run's file has changed; refuse it unless that is meant."""
+    text = None if place is None else await asyncio.to_thread(_text_at, Path(place))
+    if place is None or text is None:
+        return None
+    new, problems = read_text(text, place)
+    if new is None or problems:
+        if not changed:
+            return None  # the run has its own copy, and goes on with it
+        raise InvalidWorkflow(f"{place} is not a valid workflow", problems)
+    found = changes_between(old, new)
+    if not found:
+        return None
+    told = "; ".join(map(str, found))
+    if not changed:
+        raise WorkflowChanged(
+            f"{place} has changed since run {state.session!r} began: {told}. Resume with "
+            "stored=True to go on with the workflow as it was, or with changed=True",
+            tuple(found),
+        )
+    require_sound(new, known)
+    check_compatible(state, old, new)
+    return RunChanged(
+        workflow_hash=new.hash(),
+        model=slot(new.document(), "settings"),
+        source=slot(text, "settings"),
+        place=place,
+        changes=slot([one.document() for one in found], "settings"),
+        by=by,
+    )
+
+
+def _text_at(place: Path) -> str | None:
+    try:
+        return place.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return None  # the run has its own copy

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Mapping
+from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,6 @@ from typing import Any
 from holdfast.core import messages
 from holdfast.core.events import now
 from holdfast.core.facts import (
-    CallDispatched,
-    CallRequested,
     CallResolved,
     CallSuspended,
     Fact,
@@ -35,32 +33,30 @@ from holdfast.core.run_facts import (
     RunStarted,
 )
 from holdfast.core.run_state import INTERRUPTED, OPEN, PAUSED, RUNNING, RunState
-from holdfast.core.state import PendingCall, State
+from holdfast.core.state import State
 from holdfast.core.status import STOP_REQUESTED
 from holdfast.runtime import answers, inbox
 from holdfast.runtime import blueprint as blueprints
-from holdfast.runtime.children import TASK_KEY, Children, is_wanted, report, requested
+from holdfast.runtime.children import TASK_KEY, Children, is_wanted, report
 from holdfast.runtime.driver import Driver, Work
 from holdfast.runtime.engine import Engine
 from holdfast.runtime.inbox import InboxRest
 from holdfast.runtime.shielding import ended, shielded
-from holdfast.runtime.tools import CallContext
 from holdfast.stores.port import InboxDraft, InboxItem
 from holdfast.workflows import files
+from holdfast.workflows.attempts import Attempts
 from holdfast.workflows.batch import Batch
-from holdfast.workflows.carrying import carry_out
-from holdfast.workflows.environment import Environment
 from holdfast.workflows.graph import Graph
-from holdfast.workflows.launching import resolve_vars
+from holdfast.workflows.launching import first_fact
 from holdfast.workflows.loading import load
-from holdfast.workflows.model import Node, Workflow
-from holdfast.workflows.nodes import AgentPlan, NodeCalls, is_child, plan_agent
+from holdfast.workflows.model import Workflow
+from holdfast.workflows.nodes.agent import AgentPlan, plan_agent
+from holdfast.workflows.nodes.calls import NodeCalls, is_child
 from holdfast.workflows.plan import Plan
 from holdfast.workflows.reading import read_document
 from holdfast.workflows.registry import Registry
 from holdfast.workflows.schedule import advance
 from holdfast.workflows.slots import is_waiting
-from holdfast.workflows.templates import render_text
 from holdfast.workflows.values import Values, ValuesMissing
 
 logger = logging.getLogger("holdfast.workflows")
@@ -80,6 +76,11 @@ def task_draft(task: Any, inputs: Mapping[str, Any], output: Any) -> InboxDraft:
 class Runner:
     """The driver of one run."""
 
+    # Made ready once the workflow in force is known.
+    _graph: Graph
+    _calls: NodeCalls
+    _attempts: Attempts
+
     def __init__(self, engine: Engine, driver: Driver, registry: Registry, place: Path) -> None:
         self._engine = engine
         self._driver = driver
@@ -87,9 +88,6 @@ class Runner:
         self._registry = registry
         self._place = place
         self._values = Values()
-        self._tasks: dict[str, asyncio.Task[CallResolved]] = {}
-        self._graph: Graph | None = None
-        self._calls: NodeCalls | None = None
         assert engine.driving is not None
         self._children = Children(
             log=self._journal,
@@ -132,7 +130,7 @@ class Runner:
             await shielded(self._interrupted())
             raise
         finally:
-            for task in list(self._tasks.values()):
+            for task in list(self._attempts.tasks.values()):
                 await ended(task)
 
     async def _launch(self, left: InboxRest) -> bool:
@@ -142,20 +140,7 @@ class Runner:
             return False
         content: Any = await self._journal.value(item.content)
         launch = content["launch"]
-        flow = read_document(launch["workflow"])
-        model = slot(launch["workflow"], "settings")
-        started = RunStarted(
-            workflow=flow.name,
-            workflow_hash=model.id,
-            start=flow.start,
-            source=None if launch.get("source") is None else slot(launch["source"], "settings"),
-            place=launch.get("place"),
-            model=model,
-            inputs={name: slot(value, "input") for name, value in launch["vars"].items()},
-            vars=slot(resolve_vars(flow, launch["vars"]), "input"),
-            options=slot(launch.get("options") or {}, "settings"),
-            by=launch.get("by"),
-        )
+        flow, started = first_fact(launch)
         facts: list[Fact] = [inbox.admitted(item), started]
         if flow.workspace.kind != "none":
             at = Path(launch.get("folder") or ".")
@@ -208,6 +193,9 @@ class Runner:
             registry=self._registry,
             plans=plans,
         )
+        self._attempts = Attempts(
+            self._journal, self._registry, self._graph, self._values, self._load
+        )
 
     async def _workflow(self) -> Workflow:
         run = self._run
@@ -231,7 +219,7 @@ class Runner:
     # -- the loop
 
     async def _loop(self) -> None:
-        await self._recover()
+        await self._attempts.recover()
         self._children.take_up()
         finished: list[CallResolved] = []
         while True:
@@ -243,7 +231,7 @@ class Runner:
                 continue
             if await self._mark_waiting_children():
                 continue
-            if self._run.status == PAUSED and not self._tasks and not self._children.busy:
+            if self._run.status == PAUSED and not self._attempts.tasks and not self._children.busy:
                 if not await self._arrived():
                     return
                 continue
@@ -252,20 +240,16 @@ class Runner:
     async def _step(self, finished: list[CallResolved]) -> Plan:
         """Schedule once: append what follows, and begin what it says."""
         calls, graph = self._calls, self._graph
-        assert calls is not None
-        assert graph is not None
         calls.commits |= await files.commit(graph, self.state, finished, calls.commits)
         plan = await self._plan(finished)
         if plan.facts:
             await self._append(plan, calls)
         for call_id in plan.cancelled:
-            task = self._tasks.pop(call_id, None)
+            task = self._attempts.tasks.pop(call_id, None)
             if task is not None:
                 await ended(task)
         for start in plan.starts:
-            call = self.state.calls.get(start.call_id)
-            if call is not None and call.stage == "dispatched":
-                self._begin(call, start.node, dict(start.input), self._words(start))
+            self._attempts.start(start)
         if any(is_child(start.node) for start in plan.starts):
             self._children.take_up()
         return plan
@@ -294,14 +278,7 @@ class Runner:
         await self._journal.append(lambda _: facts, **given)
         self._values.learn_batch(after, facts)
 
-    def _words(self, start: Any) -> list[str]:
-        if start.node.kind != "run":
-            return []
-        return [render_text(str(word), start.environment) for word in start.node.subject]
-
     async def _plan(self, finished: list[CallResolved]) -> Plan:
-        assert self._graph is not None
-        assert self._calls is not None
         while True:
             batch = Batch(self.state, now())
             self._calls.begin()
@@ -314,87 +291,6 @@ class Runner:
     async def _load(self, missing: ValuesMissing) -> None:
         """Bring what scheduling needs of the log, and what it will need next."""
         await load(self._engine.store, self._values, self._journal.session, self._run, missing)
-
-    # -- calls
-
-    def _begin(
-        self, call: PendingCall, node: Node, arguments: dict[str, Any], words: list[str]
-    ) -> None:
-        context = CallContext(
-            call_id=call.call_id,
-            session=self._journal.session,
-            epoch=self._journal.lease.epoch,
-            tenant=self.state.tenant,
-            deadline=None if call.deadline is None else datetime.fromisoformat(call.deadline),
-        )
-        folder = None if self._run.workspace is None else self._run.workspace.path
-        work = self._fenced(carry_out(node, self._registry, context, arguments, words, folder))
-        self._tasks[call.call_id] = asyncio.ensure_future(work)
-
-    async def _fenced(self, work: Coroutine[Any, Any, CallResolved]) -> CallResolved:
-        """Look at the lease right before an effect: fencing protects the log, not the world."""
-        try:
-            await self._engine.store.renew(self._journal.lease)
-        except BaseException:
-            work.close()
-            raise
-        return await work
-
-    async def _recover(self) -> None:
-        """Go on with calls that an earlier driver began, as far as they may be repeated."""
-        lost: list[Fact] = []
-        again: list[tuple[PendingCall, str]] = []
-        for branch, cursor in self._run.cursors.items():
-            call = self.state.calls.get(cursor.call or "")
-            if call is None or call.executor != "server" or call.kind == "child":
-                continue
-            if call.stage == "dispatched" and call.effect == "once":
-                lost.append(CallResolved(call_id=call.call_id, outcome="unknown"))
-            elif call.stage in ("dispatched", "approved", "requested"):
-                again.append((call, branch))
-        waiting = [CallDispatched(calls=[call.call_id for call, _ in again])] if again else []
-        if lost or waiting:
-            await self._journal.append(lambda _: [*lost, *waiting])
-        for call, branch in again:
-            await self._begin_again(call, branch)
-
-    async def _begin_again(self, call: PendingCall, branch: str) -> None:
-        assert self._graph is not None
-        node = self._graph.node(self._run.cursors[branch].node)
-        arguments: Any = await self._arguments(call)
-        while True:
-            environment = Environment(Batch(self.state, now()), self._graph, self._values, branch)
-            try:
-                given = environment.received(node)
-                words: list[str] = []
-                if node.kind == "run":
-                    around = environment.having(input=given)
-                    words = [render_text(str(word), around) for word in node.subject]
-                break
-            except ValuesMissing as missing:
-                await self._load(missing)
-        self._begin(call, node, dict(arguments), words)
-
-    async def _arguments(self, call: PendingCall) -> Any:
-        """Return the arguments of a call; those that a person edited, where someone did."""
-        request: CallRequested = await requested(self._engine.store, self._journal.session, call)
-        return await self._journal.value(request.arguments)
-
-    async def _approved(self) -> None:
-        """Begin the calls that people let go ahead."""
-        ready = [
-            (call, branch)
-            for branch, cursor in self._run.cursors.items()
-            if (call := self.state.calls.get(cursor.call or "")) is not None
-            and call.stage == "approved"
-            and call.call_id not in self._tasks
-        ]
-        if not ready:
-            return
-        ids = [call.call_id for call, _ in ready]
-        await self._journal.append(lambda _: [CallDispatched(calls=ids)])
-        for call, branch in ready:
-            await self._begin_again(self.state.calls[call.call_id], branch)
 
     async def _mark_waiting_children(self) -> bool:
         """Say of calls whose session waits for a person that they wait too; tell if there are."""
@@ -422,7 +318,7 @@ class Runner:
         left = await inbox.admit(self._journal)
         if left.stop is not None:
             await self._stop(left.stop)
-        await self._approved()
+        await self._attempts.approved()
         return self.state.seq > before
 
     async def _stop(self, item: InboxItem | None) -> None:
@@ -450,7 +346,7 @@ class Runner:
             seconds = max(0.0, due.total_seconds())
         try:
             await asyncio.wait(
-                {*waits, *self._tasks.values()},
+                {*waits, *self._attempts.tasks.values()},
                 timeout=seconds,
                 return_when=asyncio.FIRST_COMPLETED,
             )
@@ -463,12 +359,12 @@ class Runner:
         if watched.arrived.is_set():
             watched.arrived.clear()
             await self._arrived()
-        over = [call_id for call_id, task in self._tasks.items() if task.done()]
-        return [self._tasks.pop(call_id).result() for call_id in over]
+        over = [call_id for call_id, task in self._attempts.tasks.items() if task.done()]
+        return [self._attempts.tasks.pop(call_id).result() for call_id in over]
 
     async def _interrupted(self) -> None:
         """Record that driving was broken off on purpose; another driver goes on."""
-        for task in list(self._tasks.values()):
+        for task in list(self._attempts.tasks.values()):
             await ended(task)
         if self.state.run is not None and self._run.status == RUNNING:
             await self._journal.append(lambda _: [RunInterrupted(reason="broken off")])

@@ -6,19 +6,17 @@ nor its agents; driving needs what the workflow names.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from holdfast.core.errors import Conflict, InvalidInput, LeaseHeld, NotFound, SessionBusy
+from holdfast.core.errors import Conflict, LeaseHeld, SessionBusy
 from holdfast.core.events import Event, now
-from holdfast.core.ids import check_id, friendly_name, new_session_id
+from holdfast.core.ids import check_id, new_session_id
 from holdfast.core.payloads import slot
-from holdfast.core.run_facts import RunChanged, RunFailed, RunFinished, RunResumed, RunStarted
-from holdfast.core.run_state import FAILED, FINISHED, OPEN, PAUSED, RunState
+from holdfast.core.run_facts import RunChanged, RunResumed, RunStarted
+from holdfast.core.run_state import FAILED, FINISHED, RunState
 from holdfast.core.run_state import due as due_at
 from holdfast.core.state import State
 from holdfast.runtime.children import STOP_KEY, TASK_KEY
@@ -28,70 +26,30 @@ from holdfast.views.values import read_value
 from holdfast.workflows import artifacts as artifact_views
 from holdfast.workflows.artifacts import Artifact
 from holdfast.workflows.builder import Workflow as Builder
-from holdfast.workflows.changes import Change, changes_between, check_compatible
-from holdfast.workflows.check import require_sound
+from holdfast.workflows.changes import change_of
 from holdfast.workflows.interactions import Interaction, interactions
-from holdfast.workflows.launching import run_settings, session_started
+from holdfast.workflows.launching import (
+    checked_vars,
+    require_launchable,
+    run_settings,
+    session_started,
+)
 from holdfast.workflows.model import Workflow
-from holdfast.workflows.problems import InvalidWorkflow
-from holdfast.workflows.reading import load, read_document, read_text
+from holdfast.workflows.reading import load, read_document
 from holdfast.workflows.registry import Registry
+from holdfast.workflows.results import (
+    RunInfo,
+    RunNotFound,
+    RunResult,
+    page_of,
+    result_of,
+    state_of,
+)
 from holdfast.workflows.runner import Runner
 
 logger = logging.getLogger("holdfast.workflows")
 
 PAGE_EVENTS = 500
-
-
-class RunNotFound(NotFound):
-    """No run has this id."""
-
-
-class WorkflowChanged(Conflict):
-    """The workflow of a run is not what it was when the run began; `changes` says what differs."""
-
-    def __init__(self, message: str | None = None, changes: tuple[Change, ...] = ()) -> None:
-        super().__init__(message)
-        self.changes = changes
-
-
-@dataclass(frozen=True, slots=True)
-class RunResult:
-    """What a run has come to, or what it waits for."""
-
-    run: str
-    status: str
-    output: Any = None
-    code: str | None = None
-    error: str | None = None
-    node: str | None = None
-    waiting: tuple[str, ...] = ()
-    until: str | None = None
-    executions: int = 0
-
-    @property
-    def next_to_act(self) -> str:
-        """Return who has to act next."""
-        if self.status == PAUSED:
-            return "people" if self.waiting else "nobody: it goes on by itself"
-        return {
-            "running": "nobody: it is at work",
-            "interrupted": "whoever resumes it",
-            "failed_resumable": "whoever resumes it",
-            "cancelled": "whoever resumes it",
-        }.get(self.status, "nobody: it is over")
-
-
-@dataclass(frozen=True, slots=True)
-class RunInfo:
-    """One run of a listing."""
-
-    id: str
-    name: str
-    workflow: str
-    status: str
-    created_at: str
-    updated_at: str
 
 
 class Runs:
@@ -132,8 +90,8 @@ class Runs:
         `options` are kept for whoever resumes it: such as the program that has its agents.
         """
         flow = _model(workflow)
-        self._require_sound(flow)
-        given = self._checked(flow, dict(variables or {}))
+        require_launchable(flow, self._registry, self._engine.agents)
+        given = checked_vars(flow, variables or {})
         run = new_session_id() if run_id is None else check_id(run_id)
         launch = {
             "workflow": flow.document(),
@@ -151,35 +109,6 @@ class Runs:
             run, InboxDraft(key=TASK_KEY, kind="message", content=slot({"launch": launch}, "input"))
         )
         return run
-
-    def _require_sound(self, flow: Workflow) -> None:
-        """Refuse a workflow that cannot be run here, or that calls one which cannot."""
-        known = self._registry.known(self._engine.agents)
-        todo, seen = [flow], {flow.name}
-        while todo:
-            one = todo.pop()
-            require_sound(one, known)
-            for node in one.nodes.values():
-                if node.kind == "workflow" and node.subject not in seen:
-                    seen.add(str(node.subject))
-                    todo.append(self._registry.workflows[str(node.subject)])
-
-    def _checked(self, flow: Workflow, given: dict[str, Any]) -> dict[str, Any]:
-        unknown = sorted(given.keys() - flow.vars.keys())
-        if unknown:
-            known = ", ".join(flow.vars) or "none"
-            raise InvalidInput(f"{flow.name!r} has no variable {unknown[0]!r}; it has: {known}")
-        for name, one in flow.vars.items():
-            if name not in given:
-                if one.required:
-                    raise InvalidInput(
-                        f"{flow.name!r} needs the variable {name!r} ({one.schema}); give it"
-                    )
-                continue
-            problem = next(one.schema.problems(given[name], name), None)
-            if problem is not None:
-                raise InvalidInput(f"{problem}; give {one.schema}")
-        return given
 
     async def run(
         self,
@@ -255,47 +184,16 @@ class Runs:
             raise Conflict(
                 f"run {run!r} is {state.run.status}; rewind it to run a part of it again"
             )
-        change = None if stored else await self._change(state, changed=changed, by=by)
+        change = None
+        if not stored:
+            started = await self._started(run, state.run)
+            old = await self.workflow(run)
+            known = self._registry.known(self._engine.agents)
+            change = await change_of(state, started.place, old, known, changed=changed, by=by)
         resume = None
         if state.run.status != "running":
             resume = RunResumed(by=by)
         return await self.drive(run, resume=resume, change=change, takeover=takeover)
-
-    async def _change(self, state: State, *, changed: bool, by: str | None) -> RunChanged | None:
-        """Return what records that a run's file has changed; refuse it unless that is meant."""
-        run = state.run
-        assert run is not None
-        started = await self._started(state.session, run)
-        place = started.place
-        text = None if place is None else await asyncio.to_thread(_text_at, Path(place))
-        if place is None or text is None:
-            return None
-        old = await self.workflow(state.session)
-        new, problems = read_text(text, place)
-        if new is None or problems:
-            if not changed:
-                return None  # the run has its own copy, and goes on with it
-            raise InvalidWorkflow(f"{place} is not a valid workflow", problems)
-        found = changes_between(old, new)
-        if not found:
-            return None
-        told = "; ".join(map(str, found))
-        if not changed:
-            raise WorkflowChanged(
-                f"{place} has changed since run {state.session!r} began: {told}. Resume with "
-                "stored=True to go on with the workflow as it was, or with changed=True",
-                tuple(found),
-            )
-        require_sound(new, self._registry.known(self._engine.agents))
-        check_compatible(state, old, new)
-        return RunChanged(
-            workflow_hash=new.hash(),
-            model=slot(new.document(), "settings"),
-            source=slot(text, "settings"),
-            place=place,
-            changes=slot([one.document() for one in found], "settings"),
-            by=by,
-        )
 
     async def cancel(self, run: str, *, by: str | None = None) -> RunResult:
         """End a run, here or by whoever drives it; it can be resumed."""
@@ -394,79 +292,5 @@ def _model(workflow: Workflow | Builder | str | Path) -> Workflow:
     return workflow
 
 
-def _text_at(place: Path) -> str | None:
-    try:
-        return place.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError):
-        return None  # the run has its own copy
-
-
 def _absolute(path: str | Path) -> str:
     return str(Path(path).resolve())
-
-
-async def page_of(
-    store: SessionStore, limit: int = 100, cursor: str | None = None
-) -> tuple[list[RunInfo], str | None]:
-    """Return one page of a store's runs, newest first, and where the next page begins."""
-    page = await store.list_sessions(SessionFilter(kind="run"), limit=limit, cursor=cursor)
-    found = []
-    for info in page.sessions:
-        state = await store.load_state(info.id)
-        status = "created" if state.run is None else state.run.status
-        if info.status == "interrupted" and status == "running":
-            status = "interrupted"  # nobody drives it
-        found.append(
-            RunInfo(
-                info.id,
-                friendly_name(info.id),
-                info.labels.get("workflow", ""),
-                status,
-                info.started_at,
-                info.updated_at,
-            )
-        )
-    return found, page.cursor
-
-
-async def result_of(store: SessionStore, run: str) -> RunResult:
-    """Return what a run has come to so far."""
-    state = await state_of(store, run)
-    found = state.run
-    if found is None:
-        return RunResult(run, "created")
-    about: dict[str, Any] = {"executions": found.executions}
-    if found.ended is not None and found.status not in OPEN:
-        (event,) = await store.read_events(run, after=found.ended - 1, limit=1)
-        fact = event.fact()
-        if isinstance(fact, RunFinished) and fact.output is not None:
-            about["output"] = await read_value(store, run, fact.output)
-        elif isinstance(fact, RunFailed):
-            told: Any = {}
-            if fact.error is not None:
-                told = await read_value(store, run, fact.error)
-            about |= {"code": fact.code, "error": told.get("message"), "node": fact.node}
-    if found.status == PAUSED:
-        waiting = [call.call_id for call in state.calls.values() if call.stage == "suspended"]
-        about |= {"waiting": tuple(waiting), "until": found.until}
-    return RunResult(run, found.status, **about)
-
-
-async def state_of(store: SessionStore, run: str) -> State:
-    """Return the state of a session that is a run; refuse any other."""
-    state = await store.load_state(run)
-    if state.kind != "run":
-        raise RunNotFound(f"session {run!r} is not a workflow run; `holdfast runs` lists those")
-    return state
-
-
-async def launch_options(store: SessionStore, run: str) -> dict[str, Any]:
-    """Return the options that a run was launched with."""
-    state = (await state_of(store, run)).run
-    if state is None:
-        return {}
-    (event,) = await store.read_events(run, after=state.started - 1, limit=1)
-    fact = event.fact()
-    assert isinstance(fact, RunStarted)
-    found: Any = {} if fact.options is None else await read_value(store, run, fact.options)
-    return dict(found)

@@ -1,0 +1,1 @@
+"""Nodes: how each kind of node becomes a call of the run's ledger, one module per kind."""
