@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 
+from holdfast.blobs.choose import check_url
 from holdfast.core.errors import (
     Corruption,
     StoreNewer,
@@ -65,6 +66,25 @@ async def prepare(connection: Connection, location: Location, *, create: bool) -
             sql["lock_migrations"], (lock_number(f"holdfast migrations {location.schema}"),)
         )
         await _migrate(connection, location)
+
+
+async def place_of_blobs(connection: Connection, location: Location) -> str | None:
+    """Return where the large payloads of a store are, None for its own table.
+
+    The first process that names a place decides for all: another would miss what is there.
+    """
+    sql = statements(location.schema)
+    if location.blobs is not None:
+        await connection.execute(sql["put_setting"], ("blobs", check_url(location.blobs)))
+    cursor = await connection.execute(sql["get_setting"], ("blobs",))
+    found = await cursor.fetchone()
+    kept = None if found is None else str(found[0])
+    if location.blobs is not None and kept != location.blobs:
+        raise StoreUnsafe(
+            f"large payloads of {location.shown!r} are kept in {kept!r}; leave blobs=… out of the "
+            "URL, or copy the sessions to another store"
+        )
+    return kept
 
 
 async def _migrate(connection: Connection, location: Location) -> None:

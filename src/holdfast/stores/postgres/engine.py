@@ -93,15 +93,16 @@ class PostgresEngine:
         await self.write(Job(plan))
 
     async def list_blobs(self) -> list[BlobEntry]:
-        """Return all blobs."""
-        if self._blobs is not None:
-            blobs = self._blobs
-            return await self._thread(StoreFailed, lambda: list(blobs.entries()))
+        """Return all blobs, those in the table too."""
 
         def plan() -> Plan[list[BlobEntry]]:
             return [BlobEntry(*found) for found in (yield Query("list_blobs"))]
 
-        return await self.read(plan)
+        found = await self.read(plan)
+        if self._blobs is not None:
+            blobs = self._blobs
+            found += await self._thread(StoreFailed, lambda: list(blobs.entries()))
+        return found
 
     async def sweep_blobs(self, before: float) -> None:
         """Remove what unfinished puts left behind."""

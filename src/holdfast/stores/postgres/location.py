@@ -15,6 +15,7 @@ from urllib.parse import parse_qsl, quote, urlencode, urlsplit, urlunsplit
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
+from holdfast.blobs.choose import check_url
 from holdfast.core.errors import InvalidInput
 
 SCHEMA = "holdfast"
@@ -66,7 +67,9 @@ def read_location(url: str) -> Location:
         connections = 0
     if connections < 2:
         raise InvalidInput("the pool of a PostgreSQL store needs at least 2 connections")
-    blobs = given.pop("blobs", None)
+    blobs = given.pop("blobs", None) or None
+    if blobs is not None:
+        check_url(blobs)
     secret = given.pop("password", None)
     own = {"schema": schema} if schema != SCHEMA else {}
     own |= {"pooler": pooler} if pooler != "session" else {}

@@ -58,6 +58,12 @@ SELECT version, checksum FROM {schema}.migrations ORDER BY version
 -- name: insert_migration
 INSERT INTO {schema}.migrations (version, name, checksum, applied_at) VALUES (%s, %s, %s, %s)
 
+-- name: get_setting
+SELECT value FROM {schema}.settings WHERE name = %s
+
+-- name: put_setting
+INSERT INTO {schema}.settings (name, value) VALUES (%s, %s) ON CONFLICT DO NOTHING
+
 -- name: is_deleted
 SELECT 1 FROM {schema}.tombstones WHERE id = %s AND tenant IN (%s, '')
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 import asyncio
 from functools import partial
 
+from holdfast.blobs.choose import open_blobs
 from holdfast.blobs.port import BlobStore
 from holdfast.core.errors import StoreFailed
 from holdfast.stores.port import LEASE_SECONDS, StoreFlags
 from holdfast.stores.postgres.connections import Connections
-from holdfast.stores.postgres.database import prepare
+from holdfast.stores.postgres.database import place_of_blobs, prepare
 from holdfast.stores.postgres.engine import PostgresEngine
 from holdfast.stores.postgres.failures import FAILURES, named
 from holdfast.stores.postgres.location import Location, read_location
@@ -40,7 +41,9 @@ class PostgresSessionStore(RelationalSessionStore):
         location = read_location(url)
         connections = Connections(location)
         try:
-            await asyncio.wrap_future(connections.submit(_prepare(connections, create)))
+            place = await asyncio.wrap_future(connections.submit(_prepare(connections, create)))
+            if blobs is None and place is not None:
+                blobs = await asyncio.to_thread(open_blobs, place)
             engine = PostgresEngine(connections, blobs)
             store = cls(location, engine, lease_seconds)
         except BaseException:
@@ -60,14 +63,17 @@ class PostgresSessionStore(RelationalSessionStore):
         return StoreFlags("postgres", durable=True, multi_process=True, url=self._location.shown)
 
 
-async def _prepare(connections: Connections, create: bool) -> None:
+async def _prepare(connections: Connections, create: bool) -> str | None:
+    """Make a store ready; return where its large payloads are."""
     location = connections.location
     try:
         connection = await connections.connect()
         try:
             await prepare(connection, location, create=create)
+            place = await place_of_blobs(connection, location)
         finally:
             await connection.close()
         await connections.open()
+        return place
     except FAILURES as error:
         raise named(error, location.shown, StoreFailed, "open the store", None) from error

@@ -85,16 +85,19 @@ class Transaction:
         return await self._blob_step(step)
 
     async def _blob_step(self, step: Step) -> Any:
+        """Ask the blob store, then the table: a store may have got the former later."""
         assert isinstance(step, HasBlob | ReadBlob | RemoveBlob)
         place = (step.tenant, step.id)
         if type(step) is RemoveBlob:
             self.wrote = True
         if self._blobs is not None:
             verb = {HasBlob: "has", ReadBlob: "get", RemoveBlob: "remove"}[type(step)]
-            return await asyncio.to_thread(getattr(self._blobs, verb), *place)
+            found = await asyncio.to_thread(getattr(self._blobs, verb), *place)
+            if found:
+                return found
         if type(step) is HasBlob:
             return bool(await self.query("has_blob", place))
         if type(step) is ReadBlob:
-            found = await self.query("read_blob", place)
-            return found[0][0] if found else None
+            rows = await self.query("read_blob", place)
+            return rows[0][0] if rows else None
         return await self.send("remove_blob", place)

@@ -21,7 +21,7 @@ from contextlib import suppress
 from typing import Any
 
 from holdfast.blobs.port import BlobStore
-from holdfast.core.errors import HoldfastError, NothingWritten, OutcomeUnknown
+from holdfast.core.errors import HoldfastError, NothingWritten, OutcomeUnknown, StoreFailed
 from holdfast.stores.postgres.connections import (
     IDLE_SECONDS,
     STATEMENT_SECONDS,
@@ -55,6 +55,13 @@ class _CommitLost(Exception):
     def __init__(self, number: str | None) -> None:
         super().__init__(number)
         self.number = number
+
+
+def _uncommitted(error: HoldfastError) -> HoldfastError:
+    """Return what a failure means inside a transaction, where nothing is committed yet."""
+    if type(error) is StoreFailed:
+        return NothingWritten(str(error), **error.details)
+    return error
 
 
 class Writer:
@@ -216,9 +223,10 @@ class Writer:
         transaction.wrote = False
         try:
             job.result = await transaction.run(job.plan())
-        except HoldfastError as error:
+        except HoldfastError as raised:
+            error = _uncommitted(raised)
             if alone:
-                raise
+                raise error from raised
             if transaction.wrote:
                 raise _Spoiled from error
             job.error = error
