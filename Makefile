@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 JOBS ?= 2
 
-.PHONY: browser demo test check bench soak clean
+.PHONY: browser demo test check docs dist bench soak clean
 
 .venv/ready: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
@@ -28,6 +28,15 @@ check: .venv/ready
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+# The documentation site, from docs/ and the docstrings, into site/.
+docs: .venv/ready
+	$(BIN)/zensical build --strict --config-file mkdocs.yml
+
+# Wheel and sdist, into dist/: `uvx --from dist/*.whl holdfast demo` runs them.
+dist: .venv/ready
+	rm -rf dist
+	$(BIN)/python -m build --no-isolation --outdir dist .
+
 # The bench has its own, of the quickest Python there is: see bench/interpreter.py.
 .venv-bench/ready: .venv/ready
 	rm -rf .venv-bench
@@ -43,4 +52,4 @@ soak: .venv/ready
 	$(BIN)/python -m pytest -n $(JOBS) -q -m soak --timeout 0 --override-ini addopts='--strict-config --strict-markers' tests
 
 clean:
-	rm -rf .venv .venv-bench build dist *.egg-info src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-bench build dist site *.egg-info src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
