@@ -21,6 +21,7 @@ from holdfast.stores.postgres.connections import (
 from holdfast.stores.postgres.database import statements
 from holdfast.stores.postgres.failures import FAILURES, is_lost, named
 from holdfast.stores.postgres.moves import Moves
+from holdfast.stores.postgres.notices import Notices
 from holdfast.stores.postgres.transaction import Transaction
 from holdfast.stores.postgres.writer import Writer
 from holdfast.stores.relational.delivery import Outcome
@@ -41,13 +42,20 @@ class PostgresEngine:
         self._blobs = blobs
         self._sql = statements(connections.location.schema)
         self._moves = Moves()
+        self._notices = Notices(connections)
         self._lock = threading.Lock()
         self._closed = False
         self.where = connections.where
 
     def start(self, committed: Callable[[Sequence[Job[Any]]], None]) -> None:
         """Start the writer."""
-        self._writer = Writer(self._connections, self._sql, self._blobs, committed)
+
+        def told(jobs: Sequence[Job[Any]]) -> None:
+            if any(job.error is None and job.moved is not None for job in jobs):
+                self._notices.say()
+            committed(jobs)
+
+        self._writer = Writer(self._connections, self._sql, self._blobs, told)
 
     def read(self, plan: Callable[[], Plan[T]], session: str | None = None) -> Awaitable[T]:
         """Run a plan over one moment of the database."""
@@ -70,15 +78,22 @@ class PostgresEngine:
         return job.result  # type: ignore[return-value]
 
     def moved(self, watched: frozenset[str] | None) -> Iterable[tuple[str, int]]:
+        """Return the sessions that moved since the last look, once another look is due.
+
+        Not only those watched: who began to follow one during the wait is not among them.
+        """
+        self._notices.wait()
+        return self.look()
+
+    def look(self) -> list[tuple[str, int]]:
         """Return the sessions that moved since the last look."""
         if self._closed:
             return []
         future = self._connections.submit(self._read(self._moves.look, None))
         try:
-            found = future.result(POLL_WAIT_SECONDS)
+            return future.result(POLL_WAIT_SECONDS)
         finally:
             future.cancel()
-        return [(key, seq) for key, seq in found if watched is None or key in watched]
 
     async def put_blob(self, tenant: str, blob_id: str, data: bytes) -> None:
         """Store a large payload, durably."""
@@ -115,6 +130,8 @@ class PostgresEngine:
             self._closed = True
         with suppress(Exception):
             self._connections.submit(self._writer.finish()).result()
+        with suppress(Exception):
+            self._connections.loop.call_soon_threadsafe(self._notices.close)
         self._connections.close()
 
     def _enqueue(self, job: Job[Any]) -> None:

@@ -7,7 +7,6 @@ which jobs share a transaction in `writer`, and which SQL is run in `queries.sql
 from __future__ import annotations
 
 import asyncio
-from functools import partial
 
 from holdfast.blobs.choose import open_blobs
 from holdfast.blobs.port import BlobStore
@@ -50,7 +49,7 @@ class PostgresSessionStore(RelationalSessionStore):
             await asyncio.to_thread(connections.close)
             raise
         try:
-            await asyncio.to_thread(partial(engine.moved, None))  # moves are reported from here on
+            await asyncio.to_thread(engine.look)  # moves are reported from here on
             await store.repair()
         except BaseException:
             await store.close()
