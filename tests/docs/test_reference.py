@@ -15,6 +15,7 @@ import pytest
 from pages import ROOT, blocks
 
 import holdfast
+from holdfast import runs
 from holdfast.cli.main import COMMANDS
 from holdfast.core import payloads, values
 from holdfast.core.errors import HoldfastError
@@ -114,6 +115,15 @@ def test_the_page_of_the_python_api_names_every_public_name():
         for name in dir(cls):
             if not name.startswith("_") and callable(getattr(cls, name)):
                 assert f"`{name}(" in page, f"{cls.__name__}.{name}"
+
+
+def test_the_page_of_the_store_of_runs_has_every_verb_and_field():
+    page = _page("run-store.md")
+    for cls in (runs.RunRecord, runs.Checkpoint, runs.Position):
+        for one in fields(cls):
+            assert f"\n| `{one.name}` |" in page, f"{cls.__name__}.{one.name}"
+    for name in ("create", *vars(runs.RunStore)):
+        assert name.startswith("_") or name == "store" or f"`{name}(" in page, name
 
 
 def test_the_format_page_gives_every_tag_as_the_code_writes_it():

@@ -88,7 +88,7 @@ async def test_a_person_finds_a_session_as_plain_files(root, store):
     second = json.loads((folder / "artifacts/draft/1.json").read_text())
     assert second["data"] == {"story": "long " * 300}
     asked = json.loads((folder / "interactions/ask-1.json").read_text())
-    assert (asked["question"], asked["answer"], asked["answered_by"]) == (
+    assert (asked["questions"], asked["answers"], asked["answered_by"]) == (
         {"text": "go on?"},
         "yes",
         "ada",

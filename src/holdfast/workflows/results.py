@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from holdfast.core.errors import NotFound
+from holdfast.core.errors import NotFound, SessionNotFound
 from holdfast.core.ids import friendly_name
 from holdfast.core.run_facts import RunFailed, RunFinished, RunStarted
 from holdfast.core.run_state import OPEN, PAUSED
@@ -58,10 +58,15 @@ class RunInfo:
 
 
 async def page_of(
-    store: SessionStore, limit: int = 100, cursor: str | None = None
+    store: SessionStore,
+    limit: int = 100,
+    cursor: str | None = None,
+    workflow: str | None = None,
 ) -> tuple[list[RunInfo], str | None]:
     """Return one page of a store's runs, newest first, and where the next page begins."""
-    page = await store.list_sessions(SessionFilter(kind="run"), limit=limit, cursor=cursor)
+    label = None if workflow is None else ("workflow", workflow)
+    where = SessionFilter(kind="run", label=label)
+    page = await store.list_sessions(where, limit=limit, cursor=cursor)
     found = []
     for info in page.sessions:
         state = await store.load_state(info.id)
@@ -106,7 +111,10 @@ async def result_of(store: SessionStore, run: str) -> RunResult:
 
 async def state_of(store: SessionStore, run: str) -> State:
     """Return the state of a session that is a run; refuse any other."""
-    state = await store.load_state(run)
+    try:
+        state = await store.load_state(run)
+    except SessionNotFound as error:
+        raise RunNotFound(f"there is no run {run!r}; `holdfast runs` lists those") from error
     if state.kind != "run":
         raise RunNotFound(f"session {run!r} is not a workflow run; `holdfast runs` lists those")
     return state

@@ -7,27 +7,22 @@ nor its agents; driving needs what the workflow names.
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from holdfast.core.errors import Conflict, LeaseHeld, SessionBusy
-from holdfast.core.events import Event, now
+from holdfast.core.events import now
 from holdfast.core.ids import check_id, new_session_id
 from holdfast.core.payloads import slot
 from holdfast.core.run_facts import RunChanged, RunResumed, RunStarted
 from holdfast.core.run_state import FAILED, FINISHED, RunState
 from holdfast.core.run_state import due as due_at
-from holdfast.core.state import State
 from holdfast.runtime.children import STOP_KEY, TASK_KEY
 from holdfast.runtime.runtime import Runtime
-from holdfast.stores.port import InboxDraft, SessionFilter, SessionStore
-from holdfast.views.values import read_value
-from holdfast.workflows import artifacts as artifact_views
-from holdfast.workflows.artifacts import Artifact
+from holdfast.stores.port import InboxDraft, SessionFilter
 from holdfast.workflows.builder import Workflow as Builder
 from holdfast.workflows.changes import change_of
-from holdfast.workflows.interactions import Interaction, interactions
 from holdfast.workflows.launching import (
     checked_vars,
     require_launchable,
@@ -35,42 +30,31 @@ from holdfast.workflows.launching import (
     session_started,
 )
 from holdfast.workflows.model import Workflow
-from holdfast.workflows.reading import load, read_document
+from holdfast.workflows.reading import load
 from holdfast.workflows.registry import Registry
-from holdfast.workflows.results import (
-    RunInfo,
-    RunNotFound,
-    RunResult,
-    page_of,
-    result_of,
-    state_of,
-)
+from holdfast.workflows.results import RunResult
+from holdfast.workflows.run_store import RunStore
 from holdfast.workflows.runner import Runner
 
 logger = logging.getLogger("holdfast.workflows")
 
-PAGE_EVENTS = 500
+PAGE_RUNS = 500
 
 
-class Runs:
-    """The runs of one runtime."""
+class Runs(RunStore):
+    """The runs of one runtime: the store of runs, and what starts and drives them."""
 
     def __init__(
         self, runtime: Runtime, registry: Registry | None = None, *, place: Path | None = None
     ) -> None:
+        super().__init__(runtime.store)
         self._runtime = runtime
         self._engine = runtime.engine
-        self._store = runtime.store
         self._registry = registry or Registry()
         self._place = place or Path(".holdfast") / "worktrees"
         self._engine.runs = self.take_up
         self.watch: Callable[[str, int], None] | None = None
         """Is told of each run that is driven, and where its log stands."""
-
-    @property
-    def store(self) -> SessionStore:
-        """Return the store that the runs are in."""
-        return self._store
 
     # -- starting
 
@@ -153,7 +137,7 @@ class Runs:
         cursor = None
         while True:
             where = SessionFilter(kind="run", status="suspended")
-            page = await self._store.list_sessions(where, limit=PAGE_EVENTS, cursor=cursor)
+            page = await self._store.list_sessions(where, limit=PAGE_RUNS, cursor=cursor)
             for info in page.sessions:
                 state = (await self._store.load_state(info.id)).run
                 due = None if state is None else due_at(state)
@@ -214,74 +198,11 @@ class Runs:
                 return
         await self._runtime.answer(run, call_id, value, by=by)
 
-    # -- reading
-
-    async def _state(self, run: str) -> State:
-        return await state_of(self._store, run)
-
-    async def load(self, run: str) -> RunState | None:
-        """Return the state of a run, its checkpoint; None before it began."""
-        return (await self._state(run)).run
-
     async def _started(self, run: str, state: RunState) -> RunStarted:
         (event,) = await self._store.read_events(run, after=state.started - 1, limit=1)
         fact = event.fact()
         assert isinstance(fact, RunStarted)
         return fact
-
-    async def workflow(self, run: str) -> Workflow:
-        """Return the workflow that a run goes by, as it is stored with it."""
-        state = (await self._state(run)).run
-        if state is None:
-            raise RunNotFound(f"run {run!r} has not begun; drive it first")
-        (event,) = await self._store.read_events(run, after=state.model - 1, limit=1)
-        fact = event.fact()
-        assert isinstance(fact, RunStarted | RunChanged)
-        assert fact.model is not None
-        document: Any = await read_value(self._store, run, fact.model)
-        return read_document(document)
-
-    async def result(self, run: str) -> RunResult:
-        """Return what a run has come to so far."""
-        return await result_of(self._store, run)
-
-    async def page(
-        self, *, limit: int = 100, cursor: str | None = None
-    ) -> tuple[list[RunInfo], str | None]:
-        """Return one page of runs, newest first, and where the next page begins."""
-        return await page_of(self._store, limit, cursor)
-
-    async def events(
-        self, run: str, start: int = 1, end: int | None = None, limit: int = 1000
-    ) -> list[Event]:
-        """Return events from `start` up to, not including, `end`, at most `limit`."""
-        return await self._store.read_events(run, after=start - 1, before=end, limit=limit)
-
-    async def scan(self, run: str, start: int = 1) -> AsyncIterator[Event]:
-        """Yield events one by one; whoever has seen enough stops."""
-        after = start - 1
-        while page := await self._store.read_events(run, after=after, limit=PAGE_EVENTS):
-            for event in page:
-                yield event
-            after = page[-1].seq
-
-    async def artifacts(self, run: str, node: str | None = None) -> list[Artifact]:
-        """Return the versions that a run, or one node of it, has published."""
-        return await artifact_views.versions(self._store, run, node)
-
-    async def artifact(self, run: str, node: str, version: int | None = None) -> Any:
-        """Return what a version of an artifact holds, by default the latest."""
-        found = await artifact_views.find(self._store, run, node, version)
-        return await artifact_views.body(self._store, run, found)
-
-    async def interactions(self, run: str) -> list[Interaction]:
-        """Return what people were asked in a run, and what they said."""
-        return await interactions(self._store, run)
-
-    async def driver(self, run: str) -> str | None:
-        """Return who drives a run, if anyone does."""
-        lease = await self._store.lease_of(run)
-        return None if lease is None else lease.owner
 
 
 def _model(workflow: Workflow | Builder | str | Path) -> Workflow:

@@ -1,9 +1,9 @@
 """Derived copies: `run.json`, artifacts and interactions, written for people and tools.
 
 They are made from the log after a batch is durable and are never read back as truth; `run.json`
-also keeps the tip from which a cold start folds on. Its `seq` says how far the copies go: whoever
-writes next makes the missing ones, all of them where `run.json` is gone. A failure here is logged
-and harms nothing.
+also keeps the tip from which a cold start folds on. Its `seq` says how far the copies go and its
+`copies` how many there are: whoever writes next makes the missing ones, and opening a store makes
+all of a session whose `run.json` is gone. A failure here is logged and harms nothing.
 """
 
 from __future__ import annotations
@@ -15,23 +15,27 @@ import os
 import time
 from contextlib import suppress
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from holdfast.blobs.disk import TEMPORARY, Disk
+from holdfast.core import run_record
 from holdfast.core.events import Event
 from holdfast.core.payloads import Slot, from_record
 from holdfast.core.records import Record
+from holdfast.core.state import State
 from holdfast.stores import rows
 from holdfast.stores.files import tip as tips
-from holdfast.stores.files.session_files import SessionFiles
+from holdfast.stores.files.session_files import Place, SessionFiles
 from holdfast.stores.files.tip import Tip
 
 _log = logging.getLogger(__name__)
 
 REFRESH_EVENTS = 64
 REFRESH_SECONDS = 0.25
-_COPIED = ("artifact.written", "call.requested", "call.resolved")
+_COPIED = ("artifact.written", "call.requested", "call.suspended", "call.resolved")
+_ASKS = ("question", "approval", "unknown", "signal")
 _PAGE_EVENTS = 500
 
 
@@ -66,9 +70,19 @@ def refresh(files: SessionFiles, *, force: bool = False) -> None:
         _log.warning("the derived files of session %s were not written", files.id, exc_info=True)
 
 
+def make_missing(place: Place) -> None:
+    """Make the copies of every session that has no `run.json`."""
+    for address in place.layout.addresses(place.disk, None):
+        files = SessionFiles(place, address)
+        gone = place.disk.stat(files.run_path) is None
+        if gone and place.disk.stat(files.log.path) is not None:
+            refresh(files, force=True)
+
+
 def remove(files: SessionFiles) -> None:
     """Remove every copy; they are made again by the next write."""
     files.derived_seq = None
+    files.run_events = (-1, {})
     disk = files.place.disk
     disk.unlink(files.run_path)
     artifacts, interactions = files.folder / "artifacts", files.folder / "interactions"
@@ -82,10 +96,21 @@ def remove(files: SessionFiles) -> None:
 
 
 def _done(files: SessionFiles) -> int:
-    """Return how far the copies on disk go."""
+    """Return how far the copies on disk go; not at all where some are missing."""
     record = files.run_record()
-    found = None if record is None else tips.from_snapshot(files.log, record.get("snapshot"))
+    if record is None or record.get("copies") != _count(files):
+        return 0
+    found = tips.from_snapshot(files.log, record.get("snapshot"))
     return 0 if found is None else found.state.seq
+
+
+def _count(files: SessionFiles) -> dict[str, int]:
+    """Return how many copies there are."""
+    disk, artifacts = files.place.disk, files.folder / "artifacts"
+    return {
+        "artifacts": sum(len(disk.names(artifacts / node)) for node in disk.names(artifacts)),
+        "interactions": len(disk.names(files.folder / "interactions")),
+    }
 
 
 def _write(files: SessionFiles, tip: Tip, after: int) -> None:
@@ -98,10 +123,29 @@ def _write(files: SessionFiles, tip: Tip, after: int) -> None:
     info = rows.info_of(
         tip.state, files.is_live(holding), files.is_imported(holding), len(tip.pending)
     )
-    record = {"format": tips.RUN_FORMAT, **asdict(info), "snapshot": tips.to_snapshot(tip)}
-    swap(files.place.disk, files.run_path, _pretty(record | {"check": tips.checksum(record)}))
+    record: Record = {"format": tips.RUN_FORMAT, **asdict(info), "copies": _count(files)}
+    record["snapshot"] = tips.to_snapshot(tip)
+    record["check"] = tips.checksum(record)
+    if tip.state.kind == "run":
+        # Nothing of it is read back, and values may be what no record can hold.
+        record["run"] = _run(files, tip.state, files.is_live(holding))
+    swap(files.place.disk, files.run_path, _pretty(record))
     files.derived_seq, files.derived_at = tip.state.seq, time.monotonic()
     files.derived_status = tip.state.status
+
+
+def _run(files: SessionFiles, state: State, live: bool) -> dict[str, Any]:
+    """Return the record of a run; the events that it needs are kept at hand."""
+    rewrites = files.log.header().rewrites
+    kept = files.run_events[1] if files.run_events[0] == rewrites else {}
+    found: dict[int, Event] = {}
+    for seq in run_record.events_of(state):
+        event = kept.get(seq) or _event_at(files, seq)
+        if event is not None:
+            found[seq] = event
+    files.run_events = (rewrites, found)
+    record = run_record.record_of(state, found, partial(_shown, files), live=live)
+    return record.document()
 
 
 def _write_copy(files: SessionFiles, event: Event) -> None:
@@ -118,58 +162,92 @@ def _write_copy(files: SessionFiles, event: Event) -> None:
 def _write_artifact(files: SessionFiles, event: Event) -> None:
     data = event.data
     path = files.place.layout.artifact(files.address, str(data["node"]), int(data["version"]))
+    item: Slot = from_record(data["data"])
     _copy(
         files,
         path,
         {
-            "run": files.id,
-            "node": data["node"],
+            "run_id": files.id,
+            "node_id": data["node"],
             "version": data["version"],
-            "branch": data.get("branch", "main"),
+            "name": data.get("name"),
+            "branch_id": data.get("branch", "main"),
+            "iteration": data.get("iteration", {}),
             "written_at": event.at,
             "seq": event.seq,
-            "data": _shown(files, data["data"]),
+            "size": item.size,
+            "data": _shown(files, item),
         },
     )
 
 
 def _write_interaction(files: SessionFiles, event: Event) -> None:
+    """Write what is known of an ask: its request, its present wait, and its outcome."""
     call_id = str(event.data["call_id"])
     path = files.place.layout.interaction(files.address, call_id)
-    asked = event if event.type == "call.requested" else _request_of(files, path, event, call_id)
-    if asked is None or (asked.data["executor"] != "human" and not asked.data.get("approval")):
+    asked, wait, answered = _parts(files, path, event, call_id)
+    if asked is None:
         return
+    about = {} if wait is None else wait.data
     record: Record = {
-        "run": files.id,
-        "call_id": call_id,
-        "seq": asked.seq,
+        "id": call_id,
+        "run_id": files.id,
+        "node_id": call_id.split(".", 1)[0] if files.tip().state.kind == "run" else None,
+        "kind": about.get("kind", "approval" if asked.data.get("approval") else "question"),
         "name": asked.data.get("name"),
-        "requested_at": asked.at,
-        "deadline": asked.data.get("deadline"),
-        "question": _shown(files, asked.data.get("arguments")),
+        "seq": asked.seq,
+        "wait_seq": None if wait is None else wait.seq,
+        "requested_at": asked.at if wait is None else wait.at,
+        "deadline": about.get("deadline") or asked.data.get("deadline"),
+        "assignee": about.get("assignee"),
+        "questions": _shown_record(files, about.get("prompt") or asked.data.get("arguments")),
+        "schema": _shown_record(files, about.get("schema")),
+        "answered_at": None if answered is None else answered.at,
+        "outcome": None if answered is None else answered.data["outcome"],
+        "answered_by": None if answered is None else answered.data.get("by"),
+        "answers": None if answered is None else _shown_record(files, answered.data.get("result")),
     }
-    if event is not asked:
-        record["answered_at"] = event.at
-        record["outcome"] = event.data["outcome"]
-        record["answered_by"] = event.data.get("by")
-        record["answer"] = _shown(files, event.data.get("result"))
     _copy(files, path, record)
 
 
-def _request_of(files: SessionFiles, path: Path, event: Event, call_id: str) -> Event | None:
-    """Return the event that asked for a call; an earlier copy says where it may be."""
-    types = ("call.requested",)
-    with suppress(OSError, ValueError, KeyError, TypeError):
-        seq = json.loads(files.place.disk.read(path))["seq"]
-        for found in files.log.page(seq - 1, seq + 1, 1, False, types):
+_Parts = tuple[Event | None, Event | None, Event | None]
+
+
+def _parts(files: SessionFiles, path: Path, event: Event, call_id: str) -> _Parts:
+    """Return the request, the wait and the outcome of a call, as far as they are on record.
+
+    The request is None where nobody is asked.
+    """
+    if event.type == "call.requested":
+        asks = event.data["executor"] == "human" or event.data.get("approval")
+        return (event if asks else None), None, None
+    if event.type == "call.suspended":
+        asks = event.data.get("kind", "question") in _ASKS and event.data.get("on") is None
+        return (_earlier(files, event, call_id) if asks else None), event, None
+    # Copies are made in order, so a call without one asked nobody.
+    try:
+        copy = json.loads(files.place.disk.read(path))
+        seqs = [int(copy["seq"]), int(copy["wait_seq"] or 0)]
+    except OSError:
+        return None, None, None
+    except (ValueError, KeyError, TypeError):
+        return _earlier(files, event, call_id), None, event
+    return _event_at(files, seqs[0]), _event_at(files, seqs[1]), event
+
+
+def _event_at(files: SessionFiles, seq: int) -> Event | None:
+    found = files.log.page(seq - 1, seq + 1, 1, False, None) if seq > 0 else []
+    return found[0] if found else None
+
+
+def _earlier(files: SessionFiles, event: Event, call_id: str) -> Event | None:
+    """Return the event that asked for a call: nearly always the last request before."""
+    before = event.seq
+    while page := files.log.page(0, before, 20, True, ("call.requested",)):
+        for found in page:
             if found.data["call_id"] == call_id:
                 return found
-    before = event.seq
-    # Nearly always the last request before the outcome is the one.
-    while page := files.log.page(0, before, 1, True, types):
-        if page[0].data["call_id"] == call_id:
-            return page[0]
-        before = page[0].seq
+        before = page[-1].seq
     return None
 
 
@@ -180,11 +258,12 @@ def _copy(files: SessionFiles, path: Path, record: Record) -> None:
     swap(files.place.disk, path, _pretty(record))
 
 
-def _shown(files: SessionFiles, record: Any) -> Any:
+def _shown_record(files: SessionFiles, record: Any) -> Any:
+    return None if record is None else _shown(files, from_record(record))
+
+
+def _shown(files: SessionFiles, item: Slot) -> Any:
     """Return a stored value as JSON that a person can read."""
-    if record is None:
-        return None
-    item: Slot = from_record(record)
     if item.erased is not None:
         return {"erased": {"at": item.erased.at, "rule": item.erased.rule}}
     data = item.data if item.inline else files.payload(item.id)

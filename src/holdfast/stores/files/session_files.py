@@ -100,6 +100,8 @@ class SessionFiles:
         self.derived_seq: int | None = None
         self.derived_at = 0.0
         self.derived_status = ""
+        self.run_events: tuple[int, dict[int, Event]] = (-1, {})
+        """What the record of a run was last made from, and of which rewrite of the log."""
         self._reported = False
         self._tip: Tip | None = None
         self._mutex = threading.RLock()
@@ -350,6 +352,7 @@ class SessionFiles:
             record: dict[str, Any] = msgspec.json.decode(data, type=dict[str, Any])
             if record.get("format") != tips.RUN_FORMAT:
                 return None  # of another release
+            record.pop("run", None)
             if record.pop("check") == tips.checksum(record):
                 return record
         except (KeyError, InvalidRecord, *UNREADABLE):

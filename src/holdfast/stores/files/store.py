@@ -29,7 +29,7 @@ from holdfast.core.state import State
 from holdfast.stores import checks, rows
 from holdfast.stores.closing import CloseOnce
 from holdfast.stores.feed import Feed, HintSubscription, SessionSubscription
-from holdfast.stores.files import copies, driving, rewrites, sweep, writes
+from holdfast.stores.files import copies, derived, driving, rewrites, sweep, writes
 from holdfast.stores.files.layout import Layout
 from holdfast.stores.files.listing import Listing
 from holdfast.stores.files.session_files import Place, SessionFiles
@@ -93,14 +93,15 @@ class FilesSessionStore(TenantHandle):
         """Open the store at a directory, which is made one if it is new."""
         used = disk or Disk()
 
-        def prepare() -> Layout:
+        def prepare() -> Place:
             check_local(root, force=force_network)
             layout = Layout(root.absolute())
             layout.prepare(used)
-            return layout
+            place = Place(layout, used, DirectoryBlobStore(layout.payloads, used))
+            derived.make_missing(place)
+            return place
 
-        layout = await asyncio.to_thread(prepare)
-        return cls(Place(layout, used, DirectoryBlobStore(layout.payloads, used)), lease_seconds)
+        return cls(await asyncio.to_thread(prepare), lease_seconds)
 
     @property
     def flags(self) -> StoreFlags:
