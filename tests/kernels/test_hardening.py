@@ -124,6 +124,47 @@ async def test_members_made_to_collide_stay_in_the_sandbox_of_monty(
     assert await driver.value("len([held][0]) > 0") is True
 
 
+# Numbers share a hash in the host alone, so the sandbox makes this at once.
+HELD = "held = {k * (2**61 - 1) for k in range(30_000)}\n"
+BOMB = "bomb = [1]\nfor _ in range(40):\n    bomb = [bomb, bomb]\n"
+HOLDER = HELD + "class Holder:\n    pass\nholder = Holder()\nholder.held = held\n"
+HANDED_OUT = {
+    "the last expression": (HELD + "held", "ok"),
+    "an instance as the last expression": (HOLDER + "holder", "ok"),
+    "FINAL": (HELD + "FINAL(held)", "ValueError"),
+    "FINAL of an instance": (HOLDER + "FINAL([holder])", "TypeError"),
+    "an argument": (HELD + "lm(held)", "ValueError"),
+    "a named argument": (HELD + "lm('q', given={'x': [held]})", "ValueError"),
+    "an argument of a module's function": (HELD + "import tools\ntools.find(held)", "ValueError"),
+    "a function by another name": (HELD + "ask = lm\nask(held)", "ValueError"),
+    "a function in code that is made": (HELD + "exec('lm(held)')", "ValueError"),
+    "a name that the host does not know": (HELD + "nothing(held)", "NameError"),
+    "a name of the engine": (HELD + "_holdfast_final(held)", "NameError"),
+    "inspect": (HELD + "inspect(held)", "ok"),
+    "the default of a variable": (HELD + "import os\nos.getenv('HOME', held)", "RuntimeError"),
+    "a set in a member": (HELD + "lm({frozenset(held)})", "ValueError"),
+    "long members": (f"lm({COLLIDING})", "ValueError"),
+    "an argument that doubles itself": (BOMB + "lm(bomb)", "ValueError"),
+    "a display of the cell": (HELD + "_holdfast_show = lambda value: [0, value]\nheld", "ok"),
+}
+
+
+@pytest.mark.parametrize(("code", "ending"), HANDED_OUT.values(), ids=HANDED_OUT)
+async def test_values_that_a_cell_of_monty_hands_out_do_not_stall_the_host(
+    monty: MontyKernel, code: str, ending: str
+) -> None:
+    functions = (HostFunction("lm"), HostFunction("find", "tools"))
+    settings = KernelSettings(functions=functions)
+    driver = await KernelDriver.open(
+        monty, settings, lm=lambda *_, **__: None, **{"tools.find": lambda *_: None}
+    )
+    async with _punctual_loop():
+        result = await driver.run(code)
+    assert (result.error.type if result.error else result.status) == ending
+    assert result.namespace_kept
+    assert await driver.value("40 + 2") == 42
+
+
 async def test_many_ordinary_keys_leave_the_sandbox_of_monty(monty: MontyKernel) -> None:
     driver = await KernelDriver.open(monty, SETTINGS)
     result = await driver.run("grid = {(x, y): x * y for x in range(90) for y in range(90)}\nNone")

@@ -12,7 +12,7 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from typing import Any
@@ -24,11 +24,10 @@ from holdfast.core.errors import (
     KernelDied,
     KernelError,
     KernelLimit,
-    KernelProtocolError,
     NotRestorable,
 )
 from holdfast.core.payloads import Slot
-from holdfast.kernels import confinement, landlock, monty_heap, plain_data
+from holdfast.kernels import confinement, landlock, monty_heap, monty_sandbox, plain_data
 from holdfast.kernels import manifest as cpython_manifest
 from holdfast.kernels.call_record import CallRecord, Diverged
 from holdfast.kernels.monty_cell import Cell, GivenUp, Limited, cell_error
@@ -59,6 +58,7 @@ from holdfast.kernels.worker.cell import render
 OUTPUT_FIT = 12_000
 VALUE_FIT = 4_000
 _SMALL = 1 << 16
+_SHOWN_KIND = 100
 _MAX_SUSPENSIONS = 1 << 31
 _WORKER_MEMORY = 4 << 30
 
@@ -142,6 +142,8 @@ class _Live:
     session: Any
     limits: KernelLimits
     mounts: list[Any]
+    # What stands for the modules of the host in the sandbox.
+    modules: dict[str, Any]
 
     async def close(self) -> None:
         with contextlib.suppress(Exception):
@@ -171,14 +173,9 @@ class MontySession:
         self._functions = {function.path: function.pure for function in settings.functions}
         plain_names = [name for name in self._functions if "." not in name]
         self._engine_names = ["inspect", *plain_names, *(["FINAL"] if settings.final else [])]
-        self._stubs = {
-            name: _host_function(name) for name in ("inspect", monty_heap.FINAL_CALL, *plain_names)
-        }
-        self._own = {
-            f"{monty_heap.OWN}{name}": self._stubs[name]
-            for name in self._engine_names
-            if name in self._stubs
-        }
+        self._prelude = monty_sandbox.prelude(self._functions, final=settings.final)
+        self._module_names = monty_sandbox.modules_of(self._functions)
+        self._offered = monty_sandbox.stubs(self._functions) | monty_sandbox.TYPES
         self._inputs: dict[str, Encoded] = {}
         self._lost: list[Unrestorable] = []
         self._live: _Live | None = None
@@ -230,15 +227,15 @@ class MontySession:
         before = live.cpu_ns()
         ending = _Ending("ok")
         self._interrupted = False
+        source = monty_sandbox.Source.of(code)
         self._running = asyncio.ensure_future(
-            cell.run(live.session, code, self._bindings(), live.mounts)
+            cell.run(live.session, source.run, self._bindings(), live.mounts, live.modules)
         )
         try:
-            value = await self._running
-            ending = _Ending("ok", value=_view(value))
+            await self._running
             record.check_end()
         except (pydantic_monty.MontyRuntimeError, pydantic_monty.MontySyntaxError) as error:
-            ending = _Ending("error", error=cell_error(error))
+            ending = _Ending("error", error=cell_error(error, source))
             record.check_end()
         except Limited as limited:
             ending = _Ending("limit", limit=limited.limit, detail=limited.detail)
@@ -266,9 +263,12 @@ class MontySession:
     ) -> CellResult:
         checkpoint: Checkpoint | None = None
         repaired: tuple[str, ...] = ()
+        value: ValueView | None = None
         if ending.kept and ending.status not in ("limit", "diverged", "waiting"):
             try:
-                checkpoint, repaired = await self._checkpoint(live)
+                checkpoint, survey = await self._checkpoint(live)
+                repaired = survey.replaced
+                value = _view(survey.shown) if ending.status == "ok" else None
             except Limited as limited:
                 status: CellStatus = "final" if ending.status == "final" else "limit"
                 ending = _Ending(status, limit=limited.limit, detail=limited.detail)
@@ -279,7 +279,7 @@ class MontySession:
             status=ending.status,
             stdout=Excerpt(*render.text_excerpt(cell.text("stdout"), OUTPUT_FIT)),
             stderr=Excerpt(*render.text_excerpt(cell.text("stderr"), OUTPUT_FIT)),
-            value=ending.value,
+            value=value,
             final=cell.final,
             error=ending.error if ending.status == "error" else None,
             limit=ending.limit,
@@ -296,33 +296,33 @@ class MontySession:
 
     # Checkpoints
 
-    async def _checkpoint(self, live: _Live) -> tuple[Checkpoint, tuple[str, ...]]:
+    async def _checkpoint(self, live: _Live) -> tuple[Checkpoint, monty_heap.Survey]:
         try:
             survey = await self._survey(live)
             heap = await live.session.dump() if survey.needs_heap else None
-            if self._settings.final:
-                await live.session.feed_run(monty_heap.FINAL_CODE)
+            await self._offer(live)
         except (pydantic_monty.MontyError, RuntimeError) as error:
             raise KernelDied(f"the namespace could not be read: {error}") from error
         checkpoint = self._stored.checkpoint(survey, heap, pydantic_monty.__version__)
         self.manifest = checkpoint.manifest
         self._inputs.clear()
-        return checkpoint, survey.replaced
+        return checkpoint, survey
 
     async def _survey(self, live: _Live) -> monty_heap.Survey:
+        run, types = live.session.feed_run, monty_sandbox.TYPES
+        names = self._engine_names
         try:
-            run = live.session.feed_run
-            await run(monty_heap.names(self._engine_names), inputs=self._own)
-            kinds, replaced, costly, plain = await run(monty_heap.SURVEY, inputs=monty_heap.TYPES)
+            # Where a cell replaced what the listing needs, the heap still holds everything.
+            with contextlib.suppress(_Unlisted):
+                await _listing(run(monty_sandbox.names(names)))
+            kinds, replaced, costly, plain = await _listing(run(monty_sandbox.SURVEY, inputs=types))
             if costly:
-                refused = await off_loop(monty_heap.refused, costly)
-                plain = await run(monty_heap.HAND_OUT, inputs={monty_heap.REFUSED: refused})
-        except pydantic_monty.MontyRuntimeError as error:
-            if isinstance(error.exception(), MemoryError):
-                raise Limited("memory", "the namespace does not fit beside its listing") from None
-            # The cell shadowed what the listing needs; the heap still holds everything.
-            return monty_heap.Survey([], [], {}, self._engine_names, readable=False)
-        return monty_heap.Survey(kinds, replaced, plain, self._engine_names)
+                refused = await off_loop(_too_costly, costly)
+                given = {monty_sandbox.REFUSED: refused}
+                plain = await _listing(run(monty_sandbox.HAND_OUT, inputs=given))
+        except _Unlisted:
+            return monty_heap.Survey(None, [], {}, names)
+        return monty_heap.Survey(kinds, replaced, plain, names)
 
     async def set_variable(self, name: str, value: Encoded) -> None:
         """Bind an input; it is part of the next checkpoint."""
@@ -385,25 +385,32 @@ class MontySession:
                 "sleep": "call_host",
                 "random_start": {"seed": self._settings.seed},
             },
-            external_modules=self._modules(),
+            # Empty: an import of one is answered with the object of the sandbox in its place.
+            external_modules={
+                name: pydantic_monty.ExternalModule({}) for name in self._module_names
+            },
         )
-        self._live = _Live(session, limits, mounts)
+        self._live = _Live(session, limits, mounts, {})
         if self.manifest is not None:
             await self._load(session, self.manifest)
         else:
-            await session.feed_run(monty_heap.FIRST_CODE)
-        if self._settings.final:
-            await session.feed_run(monty_heap.FINAL_CODE)
+            await session.feed_run(monty_sandbox.FIRST_CODE)
+        await self._offer(self._live)
         return self._live
+
+    async def _offer(self, live: _Live) -> None:
+        """Bind the engine's names, whatever a cell has made of them."""
+        made = await live.session.feed_run(self._prelude, inputs=self._offered)
+        live.modules.update(zip(self._module_names, made, strict=True))
 
     async def _load(self, session: Any, manifest: Mapping[str, Any]) -> None:
         heap = monty_heap.heap_of(manifest, pydantic_monty.__version__)
         try:
             if heap is not None:
                 await session.load_session(await self._bytes(heap))
-                await session.feed_run(monty_heap.FIRST_CODE)
+                await session.feed_run(monty_sandbox.FIRST_CODE)
                 return
-            await session.feed_run(monty_heap.FIRST_CODE)
+            await session.feed_run(monty_sandbox.FIRST_CODE)
             plain = {
                 name: values.decode(slot.encoding, await self._bytes(slot))
                 for name, slot in monty_heap.plain_of(manifest).items()
@@ -430,19 +437,10 @@ class MontySession:
         return await self._fetch(chunk)
 
     def _bindings(self) -> dict[str, Any]:
-        """Return the engine's names and the inputs; bound anew, they repair what code replaced."""
-        bound = {
+        """Return the inputs that are not part of the namespace yet."""
+        return {
             name: values.decode(value.encoding, value.data) for name, value in self._inputs.items()
         }
-        return {**bound, **self._stubs}
-
-    def _modules(self) -> dict[str, Any]:
-        attributes: dict[str, dict[str, Any]] = {}
-        for function in self._settings.functions:
-            if function.module:
-                stub = _host_function(function.name)
-                attributes.setdefault(function.module, {})[function.name] = stub
-        return {name: pydantic_monty.ExternalModule(held) for name, held in attributes.items()}
 
     async def _discard(self) -> None:
         live, self._live = self._live, None
@@ -474,16 +472,42 @@ class _Ending:
     """How a cell ended."""
 
     status: CellStatus
-    value: ValueView | None = None
     error: CellError | None = None
     limit: LimitName | None = None
     detail: str = ""
     kept: bool = True
 
 
-def _view(value: Any) -> ValueView | None:
-    if value is None:
-        return None
+class _Unlisted(Exception):
+    """The sandbox does not list its namespace."""
+
+
+async def _listing(answer: Awaitable[Any]) -> Any:
+    """Return a part of a listing; raise `Limited` if the namespace leaves no room for it."""
+    try:
+        return await answer
+    except pydantic_monty.MontyRuntimeError as error:
+        if isinstance(error.exception(), MemoryError):
+            raise Limited("memory", "the namespace does not fit beside its listing") from None
+        raise _Unlisted from error
+
+
+def _view(shown: Any) -> ValueView | None:
+    """Return what the sandbox shows of a value; it is not trusted, so any other form is nothing."""
+    match shown:
+        case [None]:
+            return None
+        case [value]:
+            return _whole_view(value)
+        case [str(kind), str(head), str(tail), int(size)]:
+            whole = size <= len(head)
+            text = head if whole else render.text_excerpt(head, VALUE_FIT)[0]
+            cut = "" if whole else tail[-(VALUE_FIT // 3) :]
+            return ValueView(kind[:_SHOWN_KIND], Excerpt(text, cut, size), None)
+    return None
+
+
+def _whole_view(value: Any) -> ValueView:
     try:
         encoding, data = values.encode(value)
         encoded = Encoded(encoding, data) if len(data) <= _SMALL else None
@@ -492,14 +516,9 @@ def _view(value: Any) -> ValueView | None:
     return ValueView(render.kind_of(value), Excerpt(*render.excerpt(value, VALUE_FIT)), encoded)
 
 
-def _host_function(name: str) -> Any:
-    """Return a callable that Monty knows by this name; it stops the cell and is never called."""
-
-    def stub(*args: Any, **kwargs: Any) -> None:
-        raise KernelProtocolError(f"{name!r} is answered through its snapshot")
-
-    stub.__name__ = stub.__qualname__ = name
-    return stub
+def _too_costly(listed: Any) -> list[str]:
+    """Return the names of the variables whose sets and dicts take too long to make."""
+    return [name for name, tables in listed if not monty_sandbox.weighed(tables)]
 
 
 def _directories(settings: KernelSettings) -> tuple[str, ...]:

@@ -21,8 +21,9 @@ import pydantic_monty
 from holdfast.core import values
 from holdfast.core.errors import UnsupportedValue
 from holdfast.core.records import digest_id
-from holdfast.kernels import monty_heap
+from holdfast.kernels import monty_sandbox
 from holdfast.kernels.call_record import CallRecord, Diverged, first_of
+from holdfast.kernels.off_loop import off_loop
 from holdfast.kernels.port import (
     MAX_KEPT_FILE_BYTES,
     CallKey,
@@ -42,6 +43,7 @@ _UNWIND_SECONDS = 1.0
 _READS = frozenset({"Path.read_text", "Path.read_bytes"})
 _SLEEPS = frozenset({"system.sleep", "system.async_sleep", "time.sleep", "asyncio.sleep"})
 _READING = (("r",), ("rb",))
+_NO_GETENV = "os.getenv is not available: nothing is set; use os.environ.get(name, default)"
 _LARGEST_PINNED = 64 << 20
 # Modules that the sandbox does not have, because what they are for is a gate's to allow.
 _GATED_MODULES = {
@@ -104,6 +106,7 @@ class Cell:
         self.record = record
         self._give_up_seconds = give_up_seconds
         self._give_up = asyncio.Event()
+        self._modules: Mapping[str, Any] = {}
         self._served = FileVersions(record.files.served(), record.files.total)
         self._limits = limits
         self._now_ns = started_at_ns
@@ -118,8 +121,19 @@ class Cell:
         """Return what was printed to a stream."""
         return "".join(self._streams[stream])
 
-    async def run(self, session: Any, code: str, inputs: dict[str, Any], mounts: list[Any]) -> Any:
-        """Drive the cell to its end and return its value; Monty's own errors pass through."""
+    async def run(
+        self,
+        session: Any,
+        code: str,
+        inputs: dict[str, Any],
+        mounts: list[Any],
+        modules: Mapping[str, Any],
+    ) -> None:
+        """Drive the cell to its end; Monty's own errors pass through.
+
+        Its output is never looked at: Monty would make a Python value of it, whatever that costs.
+        """
+        self._modules = modules
         cwd = self._roots[0] if mounts else None
         started = session.feed_start(
             code, inputs=inputs, print_callback=self._print, mount=mounts, cwd=cwd
@@ -131,7 +145,6 @@ class Cell:
         except pydantic_monty.MontyRuntimeError as error:
             self._raise_limit(error)
             raise
-        return snapshot.output
 
     def _raise_limit(self, error: Any) -> None:
         if self._printed > self._limits.output_bytes:
@@ -167,17 +180,22 @@ class Cell:
 
     async def _called(self, snapshot: Any) -> Any:
         name = str(snapshot.function_name)
-        is_final = name == monty_heap.FINAL_CALL and self._offers_final
         if self.final is not None:
             return {"exception": SystemExit("the answer is fixed")}
-        # Arguments are made when they are asked for, so those of an unknown name cost nothing.
-        if not is_final and name != "inspect" and name not in self._functions:
+        # Arguments are made when they are asked for, so those of an unknown name cost nothing. What
+        # the engine's code calls, it has weighed.
+        if name == monty_sandbox.WEIGH:
+            allowed = await off_loop(monty_sandbox.weighed, snapshot.args[0])
+            return {"return_value": allowed}
+        if name == monty_sandbox.FINAL and self._offers_final:
+            return self._finish(tuple(snapshot.args))
+        if name == monty_sandbox.INSPECT:
+            return self._inspect(tuple(snapshot.args), dict(snapshot.kwargs))
+        called = name.startswith(monty_sandbox.CALL)
+        name = name.removeprefix(monty_sandbox.CALL)
+        if not called or name not in self._functions:
             return {"exception": NameError(f"name {name!r} is not defined")}
         args, kwargs = tuple(snapshot.args), dict(snapshot.kwargs)
-        if is_final:
-            return self._finish(args)
-        if name == "inspect":
-            return self._inspect(args, kwargs)
         try:
             arguments = values.encode_json({"args": list(args), "kwargs": kwargs})
         except UnsupportedValue as error:
@@ -258,7 +276,13 @@ class Cell:
     # Questions to the system
 
     async def _system(self, snapshot: Any) -> Any:
-        name, args = str(snapshot.function_name), snapshot.args
+        name = str(snapshot.function_name)
+        if name == "os.getenv":
+            # Its default may be anything, and would be made here before it could be weighed.
+            return await self._step(snapshot.resume({"exception": RuntimeError(_NO_GETENV)}))
+        args = snapshot.args
+        if name == "import" and args and args[0] in self._modules:
+            return await self._step(snapshot.resume({"return_value": self._modules[args[0]]}))
         now = datetime.datetime.fromtimestamp(self._now_ns / 1e9, datetime.UTC)
         if name == "datetime.now":
             zone = args[0] if args else None
@@ -274,9 +298,6 @@ class Cell:
             return await self._step(snapshot.resume({"return_value": None}))
         if name == "os.environ":
             return await self._step(snapshot.resume({"return_value": {}}))
-        if name == "os.getenv":
-            default = args[1] if len(args) > 1 else None
-            return await self._step(snapshot.resume({"return_value": default}))
         if name == "open" and args and args[1:] in _READING and self._is_served(args[0]):
             handle = pydantic_monty.MontyFileHandle(str(args[0]), args[1])
             return await self._step(snapshot.resume({"return_value": handle}))
@@ -344,11 +365,13 @@ def _pinned(path: str, roots: tuple[str, ...]) -> tuple[str, bytes | None] | Non
     return digest_id(content), content
 
 
-def cell_error(error: Any) -> CellError:
+def cell_error(error: Any, source: monty_sandbox.Source) -> CellError:
     """Return Monty's account of an exception in the form of the port."""
     inner = error.exception()
     frames = error.traceback()
     shown = error.display()
+    if frames:
+        shown = source.as_written(shown, frames[0].filename)
     for frame in frames:
         shown = shown.replace(frame.filename, "<cell>")
     own = [frame.line for frame in frames if frame.filename == frames[0].filename]

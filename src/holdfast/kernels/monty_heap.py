@@ -8,14 +8,13 @@ which only the same version of Monty reads; it is made only where there is such 
 
 from __future__ import annotations
 
-import datetime
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from holdfast.core import payloads, values
 from holdfast.core.errors import KernelProtocolError, NotRestorable, UnsupportedValue
-from holdfast.core.hashing import HashingTooCostly, HashWork
 from holdfast.core.payloads import Slot
+from holdfast.kernels.monty_sandbox import HIDDEN, VALUE
 from holdfast.kernels.port import Checkpoint, Encoded, Fetch, Variable
 from holdfast.kernels.worker.cell import render
 
@@ -29,181 +28,6 @@ time decimal base64 binascii csv bisect sys unicodedata asyncio tomllib
 """
 _IMPORTED_BY_NAME = frozenset(_MODULES.split())
 
-# Names of the engine's own code in the sandbox; no listing and no checkpoint shows them.
-HIDDEN = "_holdfast_"
-FINAL_CALL = f"{HIDDEN}final"
-# What a name of the engine stands for, whatever a cell has made of it.
-OWN = f"{HIDDEN}own_"
-
-# Run in a new sandbox before anything but a heap, which has it already. A cell may use the name of
-# a builtin for its own purposes: the engine has another name for the one that it needs.
-FIRST_CODE = f"""
-try:
-    {HIDDEN}type
-except NameError:
-    {HIDDEN}type = type
-"""
-
-# Functions and the like would cross to the host as mere text, so FINAL checks its value first.
-FINAL_CODE = f"""
-def {HIDDEN}code(value, depth=0):
-    kind = {HIDDEN}type(value).__name__
-    if kind == "dict":
-        items = value.values()
-    elif kind in ("list", "tuple", "set", "frozenset"):
-        items = value
-    else:
-        return kind in ("function", "type", "module", "builtin_function_or_method", "method")
-    for item in items:
-        if depth > 40 or {HIDDEN}code(item, depth + 1):
-            return True
-    return False
-def FINAL(value=None, *more, **named):
-    if more or named:
-        raise TypeError("FINAL(value) takes one value; pass a tuple or a dict for several")
-    if {HIDDEN}code(value):
-        raise TypeError("FINAL takes data, not functions, classes or modules")
-    {FINAL_CALL}(value)
-{OWN}FINAL = FINAL
-"""
-
-# Types that the engine's code compares with. They are bound anew whenever it runs, because a cell
-# can replace every name that it can say.
-_COMPARED = (
-    *(int, str, float, bool, bytes, datetime.date, datetime.datetime),
-    *(tuple, list, set, frozenset, dict),
-)
-TYPES: dict[str, Any] = {f"{HIDDEN}{kind.__name__}": kind for kind in _COMPARED}
-
-# A set or dict of the sandbox becomes one of the host in a single call that nothing interrupts and
-# that takes quadratic time if the members share a hash. What a table could cost at most is counted
-# here; members that could cost much are handed over as a list first, and the host decides. A set
-# within a member cannot be a list, so a large one there is refused.
-_COST = f"""
-def {HIDDEN}weight(member):
-    match member:
-        case {HIDDEN}int():
-            return 1 if -(2**64) < member < 2**64 else 10_001
-        case {HIDDEN}tuple() | {HIDDEN}frozenset():
-            total = 1
-            for part in member:
-                total += {HIDDEN}weight(part)
-                if total > 10_000:
-                    break
-            return total
-        case {HIDDEN}str() | {HIDDEN}bytes():
-            return 10_001 if member[64:] else 1
-    return 1
-def {HIDDEN}is_costly(members):
-    count = total = 0
-    for member in members:
-        match member:
-            case {HIDDEN}str() | {HIDDEN}bytes():
-                continue
-        count += 1
-        total += {HIDDEN}weight(member)
-        if count >= 16 and count * total > 10_000:
-            return True
-    return False
-"""
-
-# Only what passes this leaves the sandbox: an instance inside a value can end Monty's worker.
-SURVEY = f"""{_COST}
-def {HIDDEN}plain(value, costly, inside=False, depth=0):
-    match value:
-        case {HIDDEN}int() | {HIDDEN}str() | None:
-            return True
-        case {HIDDEN}list() | {HIDDEN}tuple():
-            pass
-        case {HIDDEN}dict():
-            if {HIDDEN}is_costly(value):
-                if inside:
-                    return False
-                costly.append([*value])
-            for key in value:
-                if depth > 40 or not {HIDDEN}plain(key, costly, True, depth + 1):
-                    return False
-            value = value.values()
-        case {HIDDEN}set() | {HIDDEN}frozenset():
-            if {HIDDEN}is_costly(value):
-                if inside:
-                    return False
-                costly.append([*value])
-            inside = True
-        case {HIDDEN}float() | {HIDDEN}bool() | {HIDDEN}bytes():
-            return True
-        case {HIDDEN}date() | {HIDDEN}datetime():
-            return True
-        case _:
-            return False
-    for item in value:
-        if depth > 40 or not {HIDDEN}plain(item, costly, inside, depth + 1):
-            return False
-    return True
-def {HIDDEN}survey():
-    global {HIDDEN}namespace, {HIDDEN}values
-    namespace, {HIDDEN}namespace = {HIDDEN}namespace, None
-    values, costly = {{}}, []
-    match namespace:
-        case {HIDDEN}dict():
-            pass
-        case _:
-            raise TypeError("the namespace is not listed")
-    if not {HIDDEN}plain([{HIDDEN}kinds, {HIDDEN}replaced], [], True):
-        raise TypeError("the namespace is not listed")
-    for name, value in namespace.items():
-        match name:
-            case {HIDDEN}str():
-                found = []
-                if name[:{len(HIDDEN)}] != "{HIDDEN}" and {HIDDEN}plain(value, found):
-                    values[name] = value
-                    if found:
-                        costly.append((name, found))
-    {HIDDEN}values = values if costly else None
-    return [{HIDDEN}kinds, {HIDDEN}replaced, costly, {{}} if costly else values]
-{HIDDEN}survey()
-"""
-
-# Nothing of the listing stays behind, or the heap would keep what the cells let go.
-REFUSED = f"{HIDDEN}refused"
-HAND_OUT = f"""
-def {HIDDEN}hand_out():
-    global {HIDDEN}values
-    values, {HIDDEN}values = {HIDDEN}values, None
-    return {{name: value for name, value in values.items() if name not in {REFUSED}}}
-{HIDDEN}hand_out()
-"""
-
-
-def names(engine_names: Iterable[str]) -> str:
-    """Return the code that lists a namespace and which of the engine's names were replaced.
-
-    It is the last that calls what a cell may have replaced.
-    """
-    # A name may stand for a function of the model: its kind does not tell whose it is.
-    pairs = ", ".join(f'("{name}", {name} is {OWN}{name})' for name in engine_names)
-    return f"""
-{HIDDEN}replaced = [name for name, same in [{pairs}] if not same]
-{HIDDEN}namespace = locals()
-{HIDDEN}kinds = [
-    (name, {HIDDEN}type(value).__name__) for name, value in {HIDDEN}namespace.items()
-]
-None
-"""
-
-
-def refused(costly: Any) -> list[str]:
-    """Return the names of the variables whose sets and dicts take too long to make."""
-    hashing, names = HashWork(), []
-    for name, tables in costly:
-        try:
-            for members in tables:
-                hashing.check(members)
-                set(hashing.paced(members))
-        except HashingTooCostly:
-            names.append(name)
-    return names
-
 
 class Survey:
     """What a namespace holds, as the sandbox listed it: checked, because it is not trusted."""
@@ -214,10 +38,10 @@ class Survey:
         replaced: Any,
         plain: Any,
         engine_names: Sequence[str],
-        *,
-        readable: bool = True,
     ) -> None:
-        self._readable = readable
+        # None is a namespace that the sandbox cannot list.
+        self._readable = kinds is not None
+        kinds = [] if kinds is None else kinds
         if not (type(kinds) is list and type(plain) is dict):
             raise KernelProtocolError("the monty worker did not list its namespace as asked")
         if type(replaced) is not list:
@@ -231,6 +55,8 @@ class Survey:
                 raise KernelProtocolError("the monty worker listed a name that is not text")
             if name not in hidden and not name.startswith(HIDDEN):
                 self.kinds[name] = kind
+        # What the cell shows of its last expression; the sandbox is not trusted with its form.
+        self.shown: Any = plain.pop(VALUE, None)
         self.plain: dict[str, Any] = {}
         self.encoded: dict[str, Encoded] = {}
         for name, value in plain.items():
