@@ -55,10 +55,11 @@ class Provider:
         return SCRIPTS[task][request.ordinal]
 
 
-async def cut_off(lab: Lab, provider: Any, after: int, **settings: Any) -> bool:
+async def cut_off(lab: Lab, provider: Any, after: int, agents: Any = (), **settings: Any) -> bool:
     """Work the tree in a process that ends after so many appends; tell whether it did."""
     store = DyingStore(lab.store.database, after)  # type: ignore[attr-defined]
-    runtime = await holdfast.open(store, model=ScriptedModel(provider, name="scripted"))
+    model = ScriptedModel(provider, name="scripted")
+    runtime = await holdfast.open(store, model=model, agents=agents)
     await runtime.start(session_id="root", **settings)
     try:
         result = await runtime.send("root", "root")

@@ -278,3 +278,28 @@ async def test_hooks_are_asked_again_in_a_replay_and_what_they_add_is_not_compar
 def test_what_is_not_a_hook_is_refused():
     with pytest.raises(InvalidSettings, match="Hook"):
         Agent(hooks=[print])
+
+
+async def test_a_hook_can_forbid_a_task_for_another_agent_and_is_told_of_its_end():
+    seen = []
+
+    class Guard(Hook):
+        def before_tool(self, context, use):
+            return Halt("no") if use.arguments["task"] == "bad" else None
+
+        def after_tool(self, context, use):
+            seen.append((use.name, use.outcome, use.value["value"]))
+
+    def respond(request):
+        if request.first_user_text == "good":
+            return "done"
+        return "told" if request.ordinal else calls("helper", task=request.first_user_text[:-1])
+
+    helper = Agent("helper", harness="tools")
+    lead = Agent("lead", tools=[helper], harness="tools", hooks=[Guard()])
+    async with await holdfast.open("memory:", model=ScriptedModel(respond), agents=[lead]) as one:
+        good = await (await one.start()).send("good!")
+        assert (good.value, seen) == ("told", [("helper", "ok", "done")])
+        bad = await (await one.start()).send("bad!")
+        assert (bad.status, bad.error) == ("failed", "hook Guard: no")
+        assert len((await one.sessions()).sessions) == 3

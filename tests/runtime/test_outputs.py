@@ -130,3 +130,19 @@ async def test_a_timeout_ends_the_waiting_and_not_the_turn(lab: Lab) -> None:
     later = await session.result(result.key)
     assert isinstance(later, holdfast.Final)
     assert later.value == 1
+
+
+async def test_text_of_a_tools_harness_is_read_as_json_and_repaired_once(lab: Lab) -> None:
+    good = '```json\n{"name": "Ulm", "people": 3}\n```'
+    model = ScriptedModel(replies("It is Ulm.", good, "no", '{"name": "Ulm"}'), name="in-text")
+    agent = holdfast.Agent("texts", model=model, output_type=City, harness="tools")
+    runtime = await lab.open(replies(), agents=[agent])
+    session = await runtime.session("s", agent=agent, create=True)
+    assert await session.ask("x") == City("Ulm", 3)
+    result = await session.send("again")
+    assert isinstance(result, holdfast.Failed), result
+    assert result.code == "output_invalid"
+    assert "people" in result.error
+    told = [await session.value(f.card) for f in await lab.facts("s", "message.appended") if f.card]
+    assert len(told) == 2
+    assert all("the answer is not JSON" in text for text in told)

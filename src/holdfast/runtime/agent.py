@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Generic, Literal, TypeVar, overload
+from dataclasses import dataclass, replace
+from typing import Any, Generic, Literal, TypeVar, Union, overload
 
-from holdfast.core.errors import InvalidSettings, check_kind
+from holdfast.core.errors import InvalidInput, InvalidSettings, check_kind
 from holdfast.core.ids import check_id
 from holdfast.models.port import Model
 from holdfast.runtime import brokers, schemas
+from holdfast.runtime import budget as budgets
 from holdfast.runtime.hooks import Hook, check_hooks
 from holdfast.runtime.schemas import Schema
 from holdfast.runtime.settings import Limits, resolve
-from holdfast.runtime.tools import Tool, Toolset, tool_of
+from holdfast.runtime.tools import Delegate, Tool, Toolset, make_tool, tool_of
 
 T = TypeVar("T")
 
 HarnessName = Literal["code", "tools"]
-AnyTool = Callable[..., Any] | Tool | Toolset
-"""What an agent takes as a tool: a function, one that was declared, or a group of them."""
+AnyTool = Union[Callable[..., Any], Tool, Toolset, "Agent[Any]"]
+"""What an agent takes as a tool: a function, one that was declared, a group, another agent."""
 
 MODEL_NEEDS = ("name", "ceiling_usd", "request", "close")
 
@@ -28,11 +30,11 @@ MODEL_NEEDS = ("name", "ceiling_usd", "request", "close")
 class Agent(Generic[T]):
     """A name and version under which sessions are driven, with all that drives them.
 
-    `tools` are functions, which code calls by name, and toolsets. A final value fits `output_type`,
-    a Python type or a JSON schema; without one it may be anything. A `pinned` agent refuses
-    sessions that were driven with another form of it, instead of recording the change. Sessions of
-    an `external` agent are driven by another program: they need no model, take no messages, and
-    hold what that program records and calls.
+    `tools` are functions, which code calls by name, toolsets, and other agents. A final value fits
+    `output_type`, a Python type or a JSON schema; without one it may be anything. A `pinned` agent
+    refuses sessions that were driven with another form of it, instead of recording the change.
+    Sessions of an `external` agent are driven by another program: they need no model, take no
+    messages, and hold what that program records and calls.
     """
 
     name: str
@@ -155,6 +157,30 @@ class Agent(Generic[T]):
         plain = tuple(tool_of(item) for item in self.tools if not isinstance(item, Toolset))
         return (Toolset("", 1, plain), *grouped) if plain else grouped
 
+    def as_tool(
+        self,
+        name: str | None = None,
+        doc: str | None = None,
+        *,
+        output: Any = None,
+        budget: Mapping[str, Any] | None = None,
+    ) -> Tool:
+        """Return a tool that gives a task to this agent, in a child session of whoever calls it.
+
+        `doc` is what the calling model is told. `output` is "text", "json" or a schema that the
+        value must fit, `budget` what one call may spend: usd, tokens, calls, seconds.
+        """
+        schema = output if output in (None, "text", "json") else schemas.of(output)
+        try:
+            budgets.wishes(budget or {})
+        except (TypeError, ValueError) as error:
+            raise InvalidSettings(
+                f"the budget of agent {self.name!r} as a tool: {error}"
+            ) from error
+        made = make_tool(_task, name=name or re.sub(r"\W", "_", self.name), effect="idempotent")
+        about = f"Give a task to the agent {self.name!r}, which works on it by itself."
+        return replace(made, doc=doc or about, delegate=Delegate(self, schema, budget))
+
     def given(self) -> dict[str, Any]:
         """Return the settings that the agent brings; None is "not given" here as everywhere."""
         model = self.model if self.model is None or isinstance(self.model, str) else self.model.name
@@ -166,6 +192,12 @@ class Agent(Generic[T]):
             **({} if self.limits is None else self.limits.given()),
         }
         return {name: value for name, value in named.items() if value is not None}
+
+
+def _task(task: str, inputs: dict[str, Any] | None = None) -> dict[str, Any]:
+    raise InvalidInput(
+        "an agent is given a task by a model or by code; from a program, start a session of it"
+    )
 
 
 def check_model_of(what: str, given: str | Model | None) -> str | Model | None:

@@ -72,6 +72,39 @@ def hidden_paths(store: SessionStore, work_area: str) -> tuple[str, ...]:
     return tuple(sorted(filter(os.path.exists, places)))
 
 
+def tool_paths(agent: Agent[Any]) -> tuple[str, ...]:
+    """Return the tools that sessions of an agent may use or hand on to children.
+
+    Its own, and those of the agents among them: a child gets no tool that its parent may not use.
+    """
+    own = [(tool_module.path(item, one), one) for item in agent.toolsets for one in item.tools]
+    below = (tool_paths(one.delegate.agent) for _, one in own if one.delegate is not None)
+    return tuple(
+        dict.fromkeys((*(name for name, _ in own), *(n for names in below for n in names)))
+    )
+
+
+def _prompt(
+    settings: Settings,
+    gates: Capability,
+    admitted: Sequence[Toolset],
+    agent: Agent[Any],
+    kernel_card: str,
+    depth: int,
+) -> str:
+    """Return the system text of a session, which has so many above it."""
+    return prompt.compose(
+        kernel_card=kernel_card,
+        model_calls=gates.model_calls,
+        max_fanout=settings.max_fanout,
+        depth_left=settings.max_depth - depth,
+        tool_card=tool_module.card(admitted),
+        instructions=settings.instructions,
+        harness=settings.harness,
+        output_schema=agent.output_schema,
+    )
+
+
 def draft(
     settings: Settings,
     agent: Agent[Any],
@@ -89,19 +122,9 @@ def draft(
         )
     area = str(Path(settings.work_area or ".").resolve())
     settings = replace(settings, work_area=area)
-    allowed = tuple(tool_module.path(item, one) for item in agent.toolsets for one in item.tools)
-    gates = capability or profile(settings.profile, area, allowed)  # type: ignore[arg-type]
+    gates = capability or profile(settings.profile, area, tool_paths(agent))  # type: ignore[arg-type]
     admitted = offered(agent, gates, area, store)
-    text = prompt.compose(
-        kernel_card=kernel_card,
-        model_calls=gates.model_calls,
-        max_fanout=settings.max_fanout,
-        depth_left=settings.max_depth - depth,
-        tool_card=tool_module.card(admitted),
-        instructions=settings.instructions,
-        harness=settings.harness,
-        output_schema=agent.output_schema,
-    )
+    text = _prompt(settings, gates, admitted, agent, kernel_card, depth)
     return Blueprint(
         settings=settings,
         capability=gates,
@@ -133,8 +156,7 @@ def renewed(
     settings = resolve({**old.to_record(), **given, **(explicit or {})}, environment={}).settings
     gates = blueprint.capability
     if explicit is not None:
-        mine = (tool_module.path(item, one) for item in agent.toolsets for one in item.tools)
-        gates = replace(gates, tools=tuple(dict.fromkeys((*gates.tools, *mine))))
+        gates = replace(gates, tools=tuple(dict.fromkeys((*gates.tools, *tool_paths(agent)))))
     admitted = offered(agent, gates, settings.work_area, store)
     stamps = tuple(item.stamp() for item in admitted)
     changes: dict[str, Any] = {
@@ -148,16 +170,7 @@ def renewed(
         changes["output_type"] = [blueprint.output_schema, agent.output_schema]
     text = blueprint.prompt
     if changes.keys() & {"tools", "output_type", "instructions", "harness", "max_fanout"}:
-        text = prompt.compose(
-            kernel_card=kernel_card,
-            model_calls=gates.model_calls,
-            max_fanout=settings.max_fanout,
-            depth_left=settings.max_depth - depth,
-            tool_card=tool_module.card(admitted),
-            instructions=settings.instructions,
-            harness=settings.harness,
-            output_schema=agent.output_schema,
-        )
+        text = _prompt(settings, gates, admitted, agent, kernel_card, depth)
     plan = replace(
         blueprint,
         settings=settings,

@@ -22,9 +22,10 @@ from holdfast.core.errors import (
     InvalidInput,
     InvalidRecord,
     NotFound,
+    PayloadNotFound,
     SessionDeleted,
 )
-from holdfast.core.facts import CallRequested, CallResolved, Fact, SessionStarted
+from holdfast.core.facts import CallRequested, CallResolved, Fact, SessionStarted, TurnPut
 from holdfast.core.forms import fact_from_data
 from holdfast.core.heads import EdgeDraft
 from holdfast.core.payloads import Slot, slot
@@ -172,6 +173,8 @@ def schema_of(output: Any) -> dict[str, Any] | None:
     """Return the schema of the value that a parent asked for; it is repaired once by the child."""
     if output == "text":
         return {"type": "string"}
+    if output == "json":
+        return {}  # whatever JSON can hold
     return output if isinstance(output, dict) else None
 
 
@@ -181,8 +184,8 @@ def asked_for(output: Any) -> str:
         return ""
     if isinstance(output, dict):
         schema = values.encode_json(output).decode()
-        return f"\n\nGive FINAL a value that fits this JSON schema: {schema}"
-    return f"\n\nGive FINAL {'a text' if output == 'text' else 'a value that JSON can hold'}."
+        return f"\n\nThe final value must fit this JSON schema: {schema}"
+    return f"\n\nThe final value must be {'a text' if output == 'text' else 'plain JSON'}."
 
 
 def _misfit(output: Any, value: Any) -> str | None:
@@ -206,6 +209,18 @@ def _with_value(value: Any) -> dict[str, Any]:
     text = value if isinstance(value, str) else repr(value)
     preview = f"{text[:PREVIEW_CHARACTERS]} … ({item.size:,} bytes, whole in the log of the child)"
     return {"value": None, "preview": preview, "ref": item.id}
+
+
+async def whole_value(store: SessionStore, child: str, ref: str) -> Slot:
+    """Return a final value of a session by its ref, with its bytes; PayloadNotFound if none is."""
+    after = 0
+    while page := await store.read_events(child, after=after, types=[TurnPut.TYPE]):
+        for event in page:
+            fact = event.fact()
+            if isinstance(fact, TurnPut) and fact.final is not None and fact.final.id == ref:
+                return await hydrate(store, child, fact.final)
+        after = page[-1].seq
+    raise PayloadNotFound(f"session {child!r} has no final value {ref!r}")
 
 
 async def requested(store: SessionStore, session_id: str, call: PendingCall) -> CallRequested:

@@ -344,7 +344,9 @@ class Driver:
         content, parts = message_slots(message)
         card = inputs.cards(work.inputs)
         shown = [message, *([observation(card)] if card else [])]
-        loop.output_schema = work.output or self._engine.agent(self.state.agent).output_schema
+        loop.output_schema = work.output
+        if work.output is None:
+            loop.output_schema = self._engine.agent(self.state.agent).output_schema
         wanted = None if loop.output_schema is None else slot(loop.output_schema, "settings")
         bound, chunks = await loop.harness.bind(slots)
 

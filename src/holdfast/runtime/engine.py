@@ -23,6 +23,7 @@ from holdfast.runtime.inbox import InboxWatcher
 from holdfast.runtime.leaf_gate import LeafGate
 from holdfast.runtime.scope import Guards, RedactedModel
 from holdfast.runtime.settings import Resolved, Settings
+from holdfast.runtime.tools import delegates
 from holdfast.stores.port import SessionStore
 
 if TYPE_CHECKING:
@@ -47,6 +48,8 @@ class Engine:
         self.store = store
         self.resolved = resolved
         self.agents: dict[str, Agent[Any]] = {}
+        self.helpers: set[str] = set()
+        """Agents that are here only because others have them as tools."""
         self.kernels = kernels
         self.guards = guards or Guards()
         self.leaf_gate = LeafGate(resolved.settings.process_leaf_concurrency)
@@ -64,7 +67,7 @@ class Engine:
             self.add_agent(agent)
 
     def add_agent(self, agent: Agent[Any]) -> None:
-        """Register an agent, and the model that it brings."""
+        """Register an agent, with the model that it brings and the agents among its tools."""
         known = self.agents.setdefault(agent.name, agent)
         if known != agent:
             raise InvalidSettings(
@@ -72,6 +75,12 @@ class Engine:
             )
         if agent.model is not None and not isinstance(agent.model, str):
             self.add_model(agent.model)
+        for tool in delegates(agent.toolsets).values():
+            assert tool.delegate is not None
+            below = tool.delegate.agent
+            if below.name not in self.agents:
+                self.helpers.add(below.name)
+            self.add_agent(below)
 
     def add_model(self, model: Model) -> None:
         """Register a model of the program's own."""

@@ -14,7 +14,7 @@ from typing import Any
 from holdfast.core.records import digest_id
 
 PROMPT_NAME = "holdfast.system"
-PROMPT_VERSION = 2
+PROMPT_VERSION = 3
 
 LEAF_CARD = """\
 Model calls from code
@@ -35,7 +35,8 @@ Child sessions from code
 - `rlm(task, inputs={"name": value}, output=None)` gives a task to a session of its own, which works
   on it as you do: with code, the given variables and several steps. It returns a dict with `value`
   (what it gave to FINAL), `status`, `session`, `head`, `task`, `steps`, `usage` and `cost`. A child
-  that fails raises `CallError`.
+  that fails raises `CallError`. Of a very large value it has only the beginning, as `preview`; then
+  `open_value(found)` returns the whole of it.
 - `map_rlm(tasks, inputs=None)` gives out many tasks at once (inputs: one dict for all, or a list
   with one each) and returns such dicts in order; a failed one has `failed`, `index` and `error`.
 - `attach_rlm(found, task)` asks a session that has answered further: a new child starts with what

@@ -257,7 +257,7 @@ class _Loader:
                     cell.events.append(event)
                     cell.functions.add(fact.name)
                     cell.broken_off.add(_key(fact))
-                elif fact.kind == "tool":
+                elif fact.kind in ("tool", "child"):
                     made = self._native[fact.call_id] = NativeCall(fact)
                     step = len(self.found.requests) - 1
                     self.found.native.setdefault(step, {})[fact.index] = made

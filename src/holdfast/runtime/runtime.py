@@ -722,7 +722,8 @@ class Runtime(Embedding):
             self.engine.add_agent(given)
             return given
         if given is None:
-            given = next(iter(self.agents)) if len(self.agents) == 1 else DEFAULT_AGENT
+            own = [name for name in self.agents if name not in self.engine.helpers]
+            given = own[0] if len(own) == 1 else DEFAULT_AGENT
         return self.engine.agent(check_id(given, "agent name"))
 
     async def _check_same(self, session_id: str, agent: Agent[Any]) -> None:

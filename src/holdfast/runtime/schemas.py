@@ -75,6 +75,17 @@ def plain_of(value: Any, what: str = "the value") -> Any:
         raise InvalidInput(f"{what} cannot be written as JSON: {_short(str(error))}") from error
 
 
+def read_json(text: str) -> Any:
+    """Return the value that a model wrote as JSON, alone or in a code block."""
+    bare = text.strip()
+    if bare.startswith("```") and bare.endswith("```"):
+        bare = bare.partition("\n")[2].rstrip("`")
+    try:
+        return msgspec.json.decode(bare)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise InvalidInput(f"the answer is not JSON: {_short(str(error))}") from error
+
+
 def _text(schema: Mapping[str, Any]) -> str:
     try:
         return json.dumps(schema, allow_nan=False)

@@ -43,7 +43,7 @@ MAX_RETRIES = 10
 
 RESERVED_NAMES = frozenset(
     {"FINAL", "CallError", "inspect", "budget", "ask"}
-    | {"lm", "map_lm", "rlm", "map_rlm", "attach_rlm"}
+    | {"lm", "map_lm", "rlm", "map_rlm", "attach_rlm", "open_value"}
     | {"holdfast", "builtins", "site", "usercustomize", "sitecustomize"}
 )
 
@@ -63,6 +63,19 @@ class CallContext:
     turn: int | None = None
     deadline: datetime | None = None
     scope: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class Delegate:
+    """The agent behind a tool: a call of it gives the agent a task, in a session of its own.
+
+    `output` is what the value must be ("text", "json" or a schema), `budget` what the session may
+    spend at most; without one it gets its share of what is left.
+    """
+
+    agent: Any  # an Agent, of which a tool knows nothing but its name and its tools
+    output: Any = None
+    budget: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +104,7 @@ class Tool:
     retry: int = 0
     secrets: Mapping[str, str] = field(default_factory=dict)
     check: Callable[[Mapping[str, Any]], dict[str, Any]] | None = None
+    delegate: Delegate | None = None
 
     def __post_init__(self) -> None:
         where = f"tool {self.name!r}"
@@ -262,12 +276,17 @@ def tool_of(given: Any) -> Tool:
     """Return the tool that an object is or was declared as; a plain function counts as `once`."""
     if isinstance(given, Tool):
         return given
+    if hasattr(given, "as_tool"):
+        made: Tool = given.as_tool()
+        return made
     declared = getattr(given, "__holdfast_tool__", None)
     if isinstance(declared, Tool):
         return declared
     if callable(given):
         return make_tool(given)
-    raise InvalidSettings(f"{ascii(given)[:80]} is not a tool; pass a function or a Tool")
+    raise InvalidSettings(
+        f"{ascii(given)[:80]} is not a valid tool; pass a function, a Tool or an Agent"
+    )
 
 
 def make_tool(
@@ -441,10 +460,22 @@ def admit(toolsets: Iterable[Toolset], capability: Capability) -> tuple[Toolset,
         seen.add(item.name)
     admitted = []
     for item in offered:
-        kept = tuple(one for one in item.tools if capability.permits("tools", path(item, one)))
+        kept = tuple(
+            one
+            for one in item.tools
+            if capability.permits("tools", path(item, one))
+            and (one.delegate is None or capability.model_calls)
+        )
         if kept:
             admitted.append(replace(item, tools=kept))
     return tuple(admitted)
+
+
+def delegates(toolsets: Iterable[Toolset]) -> dict[str, Tool]:
+    """Return the agents among tools, by the name under which calls of them are recorded."""
+    return {
+        path(item, one): one for item in toolsets for one in item.tools if one.delegate is not None
+    }
 
 
 def path(toolset: Toolset, item: Tool) -> str:

@@ -51,6 +51,7 @@ PROSE_REPLIES = 3
 """So many replies in a row without anything to act on end a turn."""
 INVALID = "output_invalid"
 REPAIR = "%s. Call FINAL again with a value that fits; this is the only chance to repair it."
+REPAIR_TEXT = "%s. Answer again, with nothing but JSON that fits; this is the only chance to do so."
 
 
 class DrivingTimeUsedUp(Exception):
@@ -313,12 +314,29 @@ class TurnLoop:
             return None
         if acted.prose:
             return await self._prose(acted)
-        misfit = None if acted.final is None else await self._misfit(acted.final)
+        acted, misfit = await self._judged(acted)
         if misfit is None:
             return await self._observe(acted)
         if await self._repair_was_asked():
             return await self._observe(replace(acted, final=None), failure=(INVALID, misfit))
-        return await self._observe(replace(acted, final=None), card=REPAIR % misfit)
+        told, repair = acted.messages, REPAIR % misfit
+        if not told:  # text was the answer, and nothing else was done
+            told, repair = (observation("The answer was not taken."),), REPAIR_TEXT % misfit
+        return await self._observe(replace(acted, messages=told, final=None), card=repair)
+
+    async def _judged(self, acted: Acted) -> tuple[Acted, str | None]:
+        """Return what was done with the value that the turn asks for, or why it does not fit."""
+        wanted = self.output_schema
+        if acted.final is None or wanted is None:
+            return acted, None
+        if self.blueprint.settings.harness == "tools" and wanted.get("type") != "string":
+            try:
+                value = schemas.read_json(str(await self.journal.value(acted.final)))
+            except InvalidInput as error:
+                return acted, str(error)
+            acted = replace(acted, final=slot(value, "final"))
+        assert acted.final is not None
+        return acted, await self._misfit(acted.final)
 
     async def _prose(self, acted: Acted) -> TurnResult | None:
         """Take a reply without anything to act on as the answer, or bear with a few of them."""

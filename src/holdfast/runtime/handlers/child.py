@@ -13,32 +13,19 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from holdfast.core import values
-from holdfast.core.capability import Capability, profile
-from holdfast.core.errors import HoldfastError, SessionNotFound
-from holdfast.core.facts import (
-    BudgetReserved,
-    CallRequested,
-    CallResolved,
-    CallSuspended,
-    Fact,
-    SessionStarted,
-)
-from holdfast.core.forms import data_of
-from holdfast.core.payloads import Slot, from_record, manifest, slot
-from holdfast.core.state import State, call_reservation
+from holdfast.core.errors import HoldfastError
+from holdfast.core.facts import CallRequested, CallResolved, Fact
+from holdfast.core.payloads import Slot
+from holdfast.core.state import State
 from holdfast.kernels.port import CallKey, Encoded, HostAnswer, HostCall, HostFunction, RecordedCall
-from holdfast.runtime import blueprint as blueprints
-from holdfast.runtime import budget, inputs
-from holdfast.runtime import tools as tool_module
-from holdfast.runtime.agent import Agent
+from holdfast.runtime import budget
 from holdfast.runtime.blueprint import Blueprint
 from holdfast.runtime.calls import Ledger, Recorded, files_of, nanoseconds
-from holdfast.runtime.children import Children, child_id
+from holdfast.runtime.children import Children, whole_value
 from holdfast.runtime.engine import Engine
-from holdfast.runtime.forks import Derived, derive
-from holdfast.runtime.settings import Settings, resolve
 from holdfast.runtime.shortage import Shortage
-from holdfast.stores.port import SessionStore
+from holdfast.runtime.spawning import ChildDraft, Spawning, Wish, wish_of
+from holdfast.runtime.tools import Tool
 
 _OPTIONS = (
     "inputs=None, output=None, model=None, agent=None, harness=None, capability=None, budget=None"
@@ -47,35 +34,10 @@ FUNCTIONS = (
     HostFunction("rlm", signature=f"(task: str, *, {_OPTIONS}) -> dict"),
     HostFunction("map_rlm", signature=f"(tasks: list[str], *, {_OPTIONS}) -> list"),
     HostFunction("attach_rlm", signature=f"(source: str | dict, task: str, *, {_OPTIONS}) -> dict"),
+    HostFunction("open_value", pure=True, signature="(found: dict) -> object"),
 )
 BUDGET = HostFunction("budget", pure=True, signature="() -> dict")
 NAMES = frozenset(function.name for function in (*FUNCTIONS, BUDGET))
-
-
-@dataclass(frozen=True, slots=True)
-class Wish:
-    """What a call asks for: tasks with their inputs, and what their sessions are to be."""
-
-    tasks: list[str]
-    inputs: list[dict[str, Any]]
-    output: Any = None
-    model: str | None = None
-    agent: str | None = None
-    harness: str | None = None
-    capability: dict[str, Any] | None = None
-    budget: dict[str, Any] | None = None
-    source: str | None = None  # the session that the child goes on from
-    head: str | None = None  # of it; None is its current one
-
-
-@dataclass(frozen=True, slots=True)
-class ChildDraft:
-    """The intent of one item, with what its child is driven with and goes on from."""
-
-    intent: CallRequested
-    blueprint: Blueprint
-    agent: Agent[Any]
-    derived: Derived | None = None
 
 
 @dataclass(slots=True)
@@ -86,10 +48,14 @@ class ChildHandler:
     engine: Engine
     shortage: Shortage
     children: Children
+    agents: Mapping[str, Tool] = field(default_factory=dict)
+    """Agents that were given as tools, by the name under which code calls them."""
     _items: dict[CallKey, dict[int, Recorded]] = field(init=False)
+    _spawning: Spawning = field(init=False)
 
     def __post_init__(self) -> None:
         self._items = self.ledger.children
+        self._spawning = Spawning(self.engine, self.ledger.journal, self.shortage)
 
     @property
     def blueprint(self) -> Blueprint:
@@ -110,17 +76,20 @@ class ChildHandler:
         return found
 
     async def call(self, call: HostCall) -> HostAnswer:
-        """Answer one `rlm` or `map_rlm` of the cell, once all its children have ended."""
+        """Answer one call of the cell that gives out tasks, once all its children have ended."""
         if call.function == BUDGET.name:
             told = budget.told(self.blueprint.settings, self.ledger.journal.state)
             return await self.ledger.pure(
                 call, "ok", Encoded(*values.encode(told)), None, keep=True
             )
+        if call.function == "open_value":
+            return await self._opened(call)
         if call.key not in self._items:
             try:
                 wish = self._wish(call)
+                self._spawning.check(call.function, wish)
                 await self.ledger.keep_files(call)
-                drafts = [await self._draft(call, wish, at) for at in range(len(wish.tasks))]
+                drafts = await self._drafts(call, wish) if wish.tasks else []
             except (TypeError, ValueError) as error:
                 return await self._refused(call, type(error).__name__, error)
             except HoldfastError as error:  # nothing is recorded yet
@@ -154,28 +123,48 @@ class ChildHandler:
             item.resolved, item.seq, item.at = fact, event.seq, event.at
         return await self._answer(call.function, items)
 
+    async def _opened(self, call: HostCall) -> HostAnswer:
+        """Answer with the whole value of a child, which its envelope may only refer to.
+
+        The bytes are stored once, by their content: the parent's log gets one more ref to them.
+        """
+        try:
+            found = _envelope(*call.args, **call.kwargs)
+            if found.get("ref") is None:
+                value = Encoded(*values.encode(found["value"]))
+                return await self.ledger.pure(call, "ok", value, None, keep=True)
+            await self._spawning.check_reach(found["session"])
+            store = self.ledger.journal.store
+            stored = await whole_value(store, found["session"], found["ref"])
+        except (TypeError, HoldfastError) as error:
+            return await self._refused(call, type(error).__name__, error)
+        value = Encoded(stored.encoding, stored.data or b"")
+        return await self.ledger.pure(call, "ok", value, None, keep=True)
+
     async def _refused(self, call: HostCall, name: str, error: Exception) -> HostAnswer:
         """Answer a call that is not carried out, so that a re-run of the cell is told the same."""
         return await self.ledger.pure(call, "error", None, f"{name}: {error}", keep=True)
 
     def _wish(self, call: HostCall) -> Wish:
-        """Return what a call asks for; raise what the author of the cell did wrong."""
-        settings, state = self.blueprint.settings, self.ledger.journal.state
-        wish = _arguments(call)
-        if len(wish.tasks) > settings.max_fanout:
-            raise ValueError(
-                f"map_rlm got {len(wish.tasks)} tasks; at most {settings.max_fanout} go in one "
-                "call (max_fanout): split them into smaller lists"
+        """Return what a call asks for; raise TypeError as Python would."""
+        tool = self.agents.get(call.function)
+        if tool is None:
+            return _arguments(call)
+        return wish_of(tool, tool.bind(call.args, call.kwargs))
+
+    async def _drafts(self, call: HostCall, wish: Wish) -> list[ChildDraft]:
+        ledger = self.ledger
+        base = ledger.requested(call, executor="server", effect="idempotent", kind="child")
+        first = replace(base, width=len(wish.tasks), contents=ledger.contents())
+        intents = [
+            replace(
+                first if index == 0 else replace(first, files=[], contents={}),
+                call_id=item_id(base.call_id, index, call.function),
+                index=index,
             )
-        if state.depth >= settings.max_depth:
-            raise ValueError(
-                f"{call.function} would start a session at depth {state.depth + 1}; sessions go "
-                f"{settings.max_depth} deep (max_depth): do the work here, or use lm"
-            )
-        for given in wish.inputs:
-            inputs.check_names(given)
-        budget.wishes(wish.budget or {})
-        return wish
+            for index in range(len(wish.tasks))
+        ]
+        return await self._spawning.drafts(intents, wish)
 
     async def _request(self, call: HostCall, wish: Wish, drafts: Sequence[ChildDraft]) -> None:
         """Record the call: each item with its child's first record and its grant."""
@@ -184,120 +173,20 @@ class ChildHandler:
         written: list[CallRequested] = []
 
         def build(state: State) -> list[Fact]:
-            grant = budget.grant(self.blueprint.settings, state, len(drafts), wish.budget)
+            grant = self._spawning.grant(state, len(drafts), wish.budget)
             facts: list[Fact] = ledger.unsaved()
             written.clear()
             payloads.clear()
             for draft in drafts:
-                start, parts = _start(draft, state, grant)
+                made, parts = draft.facts(state, grant)
                 payloads.extend(parts)
-                intent = replace(draft.intent, start=start, grant=grant)
-                written.append(intent)
-                facts += [
-                    intent,
-                    BudgetReserved(
-                        reservation=call_reservation(intent.call_id),
-                        child=intent.child,
-                        **grant,  # type: ignore[arg-type]
-                    ),
-                    CallSuspended(call_id=intent.call_id, kind="child"),
-                ]
+                facts += made
+                written.extend(fact for fact in made if isinstance(fact, CallRequested))
             return facts
 
         source = wish.source if wish.source != ledger.journal.session else None
         await ledger.journal.append(build, payloads=payloads, adopt_from=source)
         self._items[call.key] = {item.index: Recorded(item) for item in written}
-
-    async def _draft(self, call: HostCall, wish: Wish, index: int) -> ChildDraft:
-        ledger, journal = self.ledger, self.ledger.journal
-        base = ledger.requested(call, executor="server", effect="idempotent", kind="child")
-        call_id = item_id(base.call_id, index, call.function)
-        child = child_id(journal.session, call_id)
-        asked = {"task": wish.tasks[index], "inputs": wish.inputs[index], "output": wish.output}
-        if wish.budget:
-            asked["budget"] = wish.budget
-        intent = replace(
-            base,
-            call_id=call_id,
-            arguments=slot(asked, "arguments"),
-            files=base.files if index == 0 else [],
-            contents=ledger.contents() if index == 0 else {},
-            index=index,
-            width=len(wish.tasks),
-            child=child,
-        )
-        derived, source = None, None
-        if wish.source is not None:
-            await self._check_reach(wish.source)
-            derived = await derive(journal.store, wish.source, wish.head)
-            source = await blueprints.load(journal.store, wish.source)
-            above = await journal.store.load_state(wish.source)
-            wish = replace(wish, agent=wish.agent or above.agent)
-        agent = self.engine.agent(wish.agent or journal.state.agent)
-        return ChildDraft(intent, await self._plan(wish, agent, child, source), agent, derived)
-
-    async def _check_reach(self, source: str) -> None:
-        """Refuse a session that is neither of the tree nor among what the caller handed in."""
-        journal = self.ledger.journal
-        theirs = await _root(journal.store, source)
-        if theirs == await _root(journal.store, journal.session):
-            return
-        turn = journal.state.turn
-        assert turn is not None
-        at = turn.started_seq
-        page = await journal.store.read_events(journal.session, after=at - 1, before=at + 1)
-        given = page[0].data.get("inputs", {}) if page else {}
-        for record in given.values():
-            if source in _named(await journal.value(from_record(record))):
-                return
-        raise SessionNotFound(
-            f"session {source!r} is not here; attach to a session of this tree, or to one that "
-            "was handed in as an input"
-        )
-
-    async def _plan(
-        self, wish: Wish, agent: Agent[Any], child: str, source: Blueprint | None
-    ) -> Blueprint:
-        """Return what a child is driven with: what its parent has, but never more than that."""
-        mine = self.blueprint
-        settings = mine.settings
-        if source is not None:
-            settings = narrowed(settings, source.settings)
-        elif wish.agent is not None:
-            given = settings.to_record() | {"instructions": "", "profile": settings.profile}
-            given |= agent.given()
-            settings = narrowed(settings, resolve(given, environment={}).settings)
-        if wish.model is not None:
-            self.engine.model(wish.model)
-            settings = replace(settings, model=wish.model)
-        capability = self._capability(wish, agent, settings)
-        if source is not None:
-            capability = capability.meet(source.capability)
-        card = ""
-        if wish.harness is not None:
-            settings = replace(settings, harness=wish.harness)
-        if settings.harness == "code":
-            card = (await self.engine.kernels.choose(settings.kernel, capability)).card
-        return blueprints.draft(
-            settings,
-            agent,
-            kernel_card=card,
-            capability=capability,
-            seed=int.from_bytes(values.encode(child)[1][-6:], "big"),
-            store=self.ledger.journal.store,
-            depth=self.ledger.journal.state.depth + 1,
-        )
-
-    def _capability(self, wish: Wish, agent: Agent[Any], settings: Settings) -> Capability:
-        mine = self.blueprint.capability
-        if wish.agent is not None:
-            tools = tuple(
-                tool_module.path(item, one) for item in agent.toolsets for one in item.tools
-            )
-            mine = mine.meet(profile(settings.profile, settings.work_area, tools))  # type: ignore[arg-type]
-        if wish.capability:
-            mine = mine.clamp(Capability.from_record(mine.to_record() | wish.capability))
-        return mine
 
     async def _answer(self, function: str, items: Mapping[int, Recorded]) -> HostAnswer:
         journal = self.ledger.journal
@@ -327,56 +216,6 @@ class ChildHandler:
 def item_id(call_id: str, index: int, function: str) -> str:
     """Return the id of one item of a call."""
     return f"{call_id}-i{index}" if function == "map_rlm" else call_id
-
-
-def narrowed(mine: Settings, wish: Settings) -> Settings:
-    """Return settings that a child gets: those it wishes for, within the limits of its parent."""
-    limits: dict[str, Any] = {
-        name: min(filter(None, (getattr(mine, name), getattr(wish, name))), default=0)
-        for name in ("max_steps", "turn_seconds", "max_fanout", "max_depth", "max_tokens")
-    }
-    return replace(wish, work_area=mine.work_area, **limits)
-
-
-async def _root(store: SessionStore, session_id: str) -> str:
-    """Return the session at the top of the tree that a session is in."""
-    while True:
-        parent = (await store.load_state(session_id)).parent
-        if parent is None:
-            return session_id
-        session_id = parent["session"]
-
-
-def _named(value: Any) -> set[str]:
-    """Return the sessions that an input names: by id, or as envelopes do."""
-    if isinstance(value, list | tuple):
-        return {name for one in value for name in _named(one)}
-    if isinstance(value, dict):
-        value = value.get("session")
-    return {value} if isinstance(value, str) else set()
-
-
-def _start(draft: ChildDraft, state: State, grant: budget.Grant) -> tuple[Slot, list[Slot]]:
-    """Return a child's first record, as its parent's call has it, and what it refers to."""
-    intent, agent = draft.intent, draft.agent
-    settings = budget.within(draft.blueprint.settings, grant)
-    item, parts = replace(draft.blueprint, settings=settings).slots()
-    started = SessionStarted(
-        tenant=state.tenant,
-        kind="child",
-        agent=agent.name,
-        agent_version=agent.version,
-        settings=item,
-        cache_id=intent.child,
-        parent={"session": state.session, "call": intent.call_id},
-        depth=state.depth + 1,
-        grant=grant,
-    )
-    if draft.derived is not None:
-        started = draft.derived.onto(started)
-        parts = [*parts, draft.derived.transcript, *draft.derived.payloads]
-    start = manifest(data_of(started), "settings")
-    return start, [item, *parts]
 
 
 def _arguments(call: HostCall) -> Wish:
@@ -429,6 +268,17 @@ def _arguments(call: HostCall) -> Wish:
     if not isinstance(source, str) or not isinstance(head, str | None):
         raise TypeError("attach_rlm() takes source as a session id, or as what rlm returned")
     return replace(wish, source=source, head=head)
+
+
+def _envelope(found: Any) -> dict[str, Any]:
+    """Return an envelope that code hands in, as `rlm` gave it out."""
+    if not isinstance(found, dict) or not ("value" in found or "ref" in found):
+        raise TypeError("open_value() takes what rlm returned, or one of what map_rlm returned")
+    if found.get("ref") is not None and not (
+        isinstance(found["ref"], str) and isinstance(found.get("session"), str)
+    ):
+        raise TypeError("open_value() takes a ref together with its session, as rlm returned them")
+    return found
 
 
 def _inputs(function: str, given: Any, width: int) -> list[dict[str, Any]]:

@@ -51,7 +51,7 @@ from holdfast.runtime.harness import Acted
 from holdfast.runtime.journal import Journal, namespace
 from holdfast.runtime.settle import calls_settled
 from holdfast.runtime.shortage import Shortage
-from holdfast.runtime.tools import Toolset, host_functions
+from holdfast.runtime.tools import Toolset, delegates, host_functions
 from holdfast.runtime.transcript import Transcript
 
 logger = logging.getLogger("holdfast.runtime")
@@ -218,6 +218,7 @@ class CodeHarness:
             **dict.fromkeys(leaf.NAMES, leaves),
             **dict.fromkeys(child.NAMES, children),
             **dict.fromkeys(question.NAMES, questions),
+            **dict.fromkeys(delegates(self._toolsets), children),
         }
 
         async def on_call(call: HostCall) -> HostAnswer:
@@ -225,7 +226,8 @@ class CodeHarness:
                 at, settings = nanoseconds(started_at), self.blueprint.settings
                 refused = leaf.refusal(call, settings, at) if call.function in leaf.NAMES else None
                 return refused or await replay.refuse(number, call)
-            return await by_name.get(call.function, tools).call(call)
+            handler = children if call.key in ledger.children else by_name.get(call.function, tools)
+            return await handler.call(call)
 
         started = time.monotonic()
         result: CellResult | None = None
@@ -273,7 +275,8 @@ class CodeHarness:
             gate=self._engine.leaf_gate,
             first_user_text=self._transcript.first_user_text,
         )
-        children = ChildHandler(ledger, self._engine, self.shortage, self.children)
+        agents = delegates(self._toolsets)
+        children = ChildHandler(ledger, self._engine, self.shortage, self.children, agents)
         store, lease = self.journal.store, self.journal.lease
         tools = ToolHandler(ledger, self._toolsets, lambda: store.renew(lease), self.dispatcher)
         return leaves, children, QuestionHandler(ledger), tools

@@ -3,8 +3,9 @@
 The calls of one reply are requested together in one batch, and those that run here are dispatched
 in it and run side by side; each outcome is recorded as it comes. Some may wait for people: the turn
 goes on when the last outcome is in, with one message that holds all results in the order of the
-reply's calls. Wrong arguments and unknown tools are results that the model can act on. A reply
-without a tool call is the answer.
+reply's calls. A call of an agent that was given as a tool is answered by a child session and waits
+from its start, as `rlm` does in code. Wrong arguments and unknown tools are results that the model
+can act on. A reply without a tool call is the answer.
 """
 
 from __future__ import annotations
@@ -17,10 +18,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from holdfast.core import values
-from holdfast.core.errors import InvalidInput
+from holdfast.core.errors import HoldfastError, InvalidInput
 from holdfast.core.facts import (
     CallApproved,
     CallDispatched,
+    CallKind,
     CallRequested,
     CallResolved,
     CallSuspended,
@@ -30,7 +32,9 @@ from holdfast.core.facts import (
 from holdfast.core.messages import Message, Text, ToolCall, ToolResult, observation
 from holdfast.core.payloads import Slot, slot, slot_of_bytes
 from holdfast.core.state import OpenTurn, State
+from holdfast.kernels.port import Encoded
 from holdfast.models.port import ToolSpec
+from holdfast.runtime import budget
 from holdfast.runtime.blueprint import Blueprint
 from holdfast.runtime.calls import pages
 from holdfast.runtime.children import Children
@@ -42,6 +46,7 @@ from holdfast.runtime.harness import Acted
 from holdfast.runtime.hooks import Halted
 from holdfast.runtime.journal import Journal
 from holdfast.runtime.shortage import Shortage
+from holdfast.runtime.spawning import ChildDraft, Spawning, wish_of
 from holdfast.runtime.tools import Tool, Toolset, not_here, path
 from holdfast.runtime.transcript import Transcript
 
@@ -51,6 +56,8 @@ if TYPE_CHECKING:
 RESULT_CHARACTERS = 60_000
 """A longer result is shown as its beginning and its size; the whole of it stays in the log."""
 SEPARATOR = "__"
+NO_CHILD: Any = {"child": None, "start": None, "grant": {}}
+"""What a replay changes in a call that a child answered: the child is replayed by itself."""
 
 
 @dataclass(slots=True)
@@ -81,6 +88,7 @@ class ToolsHarness:
         self.shortage = shortage
         self.blueprint = blueprint
         self.dispatcher = Dispatcher(journal, engine.guards)
+        self._engine = engine
         self._replay = engine.replay
         self._fresh: set[str] = set()
         """Calls that this process recorded as dispatched and has not run yet."""
@@ -128,6 +136,7 @@ class ToolsHarness:
         await self._refresh(calls)
         if any(call.request is None for call in calls):
             await self._request(calls)
+        self.children.take_up()  # beside the tools that run here
         while True:
             await self._refresh(calls)
             ready = [call for call in calls if self._is_ready(call)]
@@ -135,6 +144,7 @@ class ToolsHarness:
                 await self._run_all(ready)
                 continue
             if all(call.resolved is not None for call in calls):
+                await self._tell_of_children(calls)
                 return Acted((await self._results(calls),))
             return Acted(waits=True)
 
@@ -157,6 +167,7 @@ class ToolsHarness:
                 turn=self._turn.turn,
                 step=self._turn.step,
                 arguments=await replay.whole(known.request.arguments),
+                **({} if known.request.child is None else NO_CHILD),
             )
             done = replace(
                 call.resolved,
@@ -198,37 +209,105 @@ class ToolsHarness:
 
     async def _request(self, calls: list[_Call]) -> None:
         """Record the intent of every call, with what it waits for, and start those that do not."""
+        drafts, refused = await self._drafts(calls)
+        while True:
+            known = self.shortage.blueprint
+            try:
+                return await self._record(calls, drafts, refused)
+            except budget.Exceeded as error:
+                if not await self.shortage.relieved(error.excess, known):
+                    refused |= dict.fromkeys(drafts, f"BudgetExceeded: {error}")
+                    drafts = {}
+
+    async def _record(
+        self, calls: list[_Call], drafts: Mapping[int, ChildDraft], refused: Mapping[int, str]
+    ) -> None:
+        started: set[str] = set()
+        payloads: list[Slot] = []  # what the first records of children refer to
 
         def build(state: State) -> list[Fact]:
             facts: list[Fact] = []
             starts: list[str] = []
+            payloads.clear()
             for index, call in enumerate(calls):
-                if call.request is None:
-                    facts += self._intent(index, call, state.updated_at, starts)
+                if call.request is None and index in drafts:
+                    grant = self._spawning.grant(state, len(drafts), drafts[index].budget)
+                    made, parts = drafts[index].facts(state, grant)
+                    facts += made
+                    payloads.extend(parts)
+                elif call.request is None:
+                    why = refused.get(index)
+                    facts += self._intent(index, call, state.updated_at, starts, why)
             started.update(starts)
             return [*facts, CallDispatched(calls=starts)] if starts else facts
 
-        started: set[str] = set()
-        await self.journal.append(build)
+        await self.journal.append(build, payloads=payloads)
         self._fresh |= started
 
-    def _intent(self, index: int, call: _Call, at: str, starts: list[str]) -> list[Fact]:
-        turn, call_id = self._turn, self._call_id(index)
-        name, tool, arguments, problem = self._understood(call.wish)
-        approval = tool is not None and problem is None and tool.needs_approval(arguments)
-        request = CallRequested(
-            call_id=call_id,
+    @property
+    def _spawning(self) -> Spawning:
+        return Spawning(self._engine, self.journal, self.shortage)
+
+    async def _drafts(self, calls: list[_Call]) -> tuple[dict[int, ChildDraft], dict[int, str]]:
+        """Return the children that calls of a reply ask for, and why others get none, by index."""
+        drafts: dict[int, ChildDraft] = {}
+        refused: dict[int, str] = {}
+        for index, call in enumerate(calls):
+            name, tool, arguments, problem = self._understood(call.wish)
+            if call.request is not None or tool is None or tool.delegate is None or problem:
+                continue
+            # Asked before the intent: once recorded, the child is made by whoever drives.
+            await self.dispatcher.allow(self._asked_of(tool, name, self._call_id(index), arguments))
+            intent = self._requested(index, call, name, arguments, tool, kind="child")
+            try:
+                wish = wish_of(tool, arguments)
+                self._spawning.check(name, wish)
+                (drafts[index],) = await self._spawning.drafts([intent], wish)
+            except (TypeError, ValueError, HoldfastError) as error:
+                refused[index] = f"{type(error).__name__}: {error}"
+        return drafts, refused
+
+    def _asked_of(
+        self, tool: Tool, name: str, call_id: str, arguments: Mapping[str, Any]
+    ) -> Running:
+        turn = self._turn
+        return Running(
+            tool=tool,
             name=name,
-            executor="server" if tool is None else tool.executor,
-            effect="pure" if tool is None else tool.effect,
-            arguments=slot(arguments if problem is None else call.wish.arguments, "arguments"),
+            call_id=call_id,
+            kwargs=arguments,
             turn=turn.turn,
             step=turn.step,
+        )
+
+    async def _tell_of_children(self, calls: list[_Call]) -> None:
+        """Tell the hooks what came of the calls that children answered."""
+        for call in calls:
+            request, done = call.request, call.resolved
+            tool = None if request is None else self._tool(request.name)
+            if request is None or done is None or tool is None or request.kind != "child":
+                continue
+            if not self.dispatcher.hooks.has("after_tool"):
+                return
+            found = None if done.result is None else await self.journal.hydrate(done.result)
+            value = None if found is None else Encoded(found.encoding, found.data or b"")
+            why = None if done.error is None else str(await self.journal.value(done.error))
+            arguments: Any = await self.journal.value(request.arguments)
+            running = self._asked_of(tool, request.name, request.call_id, arguments)
+            await self.dispatcher.told(running, (done.outcome, value, why))
+
+    def _intent(
+        self, index: int, call: _Call, at: str, starts: list[str], refused: str | None
+    ) -> list[Fact]:
+        call_id = self._call_id(index)
+        name, tool, arguments, problem = self._understood(call.wish)
+        problem = problem or refused
+        approval = tool is not None and problem is None and tool.needs_approval(arguments)
+        deadline = None if tool is None else deadline_after(at, tool.deadline_seconds)
+        request = replace(
+            self._requested(index, call, name, arguments if problem is None else None, tool),
             approval=approval,
-            deadline=None if tool is None else deadline_after(at, tool.deadline_seconds),
-            policy="tell" if tool is None else tool.unknown,
-            provider_id=call.wish.call_id,
-            index=index,
+            deadline=deadline,
         )
         if tool is None or problem is not None:
             error = slot(problem or "no such tool", "error")
@@ -238,6 +317,31 @@ class ToolsHarness:
             return [request, wait]
         starts.append(call_id)
         return [request]
+
+    def _requested(
+        self,
+        index: int,
+        call: _Call,
+        name: str,
+        arguments: Mapping[str, Any] | None,
+        tool: Tool | None,
+        kind: CallKind = "tool",
+    ) -> CallRequested:
+        """Return the intent of a call; without arguments that fit, with those the model wrote."""
+        given: Any = call.wish.arguments if arguments is None else dict(arguments)
+        return CallRequested(
+            call_id=self._call_id(index),
+            name=name,
+            executor="server" if tool is None else tool.executor,
+            effect="pure" if tool is None else tool.effect,
+            kind=kind,
+            arguments=slot(given, "arguments"),
+            turn=self._turn.turn,
+            step=self._turn.step,
+            policy="tell" if tool is None else tool.unknown,
+            provider_id=call.wish.call_id,
+            index=index,
+        )
 
     def _understood(self, wish: ToolCall) -> tuple[str, Tool | None, dict[str, Any], str | None]:
         """Return (name, tool, arguments, what is wrong) of a call that a model wishes."""
@@ -396,7 +500,8 @@ class ToolsHarness:
         parts = []
         for call in calls:
             assert call.resolved is not None
-            text = await self._told(call.resolved)
+            is_child = call.request is not None and call.request.kind == "child"
+            text = await self._told(call.resolved, is_child)
             if call.approved is not None and call.approved.arguments is not None:
                 edited = await self.journal.value(call.approved.arguments)
                 text = f"[an approver changed the arguments to {_written(edited)}]\n{text}"
@@ -405,9 +510,13 @@ class ToolsHarness:
             parts.append(ToolResult(call.wish.call_id, call.wish.name, content, outcome))
         return observation(*parts)
 
-    async def _told(self, resolved: CallResolved) -> str:
+    async def _told(self, resolved: CallResolved, is_child: bool) -> str:
         if resolved.outcome == "ok":
-            value = None if resolved.result is None else await self.journal.value(resolved.result)
+            value: Any = None
+            if resolved.result is not None:
+                value = await self.journal.value(resolved.result)
+            if is_child:  # an envelope, of which a model needs no more than this
+                value = value.get("preview", value["value"])
             return _fitted(value if isinstance(value, str) else _written(value))
         if resolved.outcome == "unknown":
             return "the process ended during this call: whether it took effect is unknown"
