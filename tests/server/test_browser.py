@@ -42,7 +42,8 @@ async def test_hostile_text_does_not_execute_on_any_page(house: House) -> None:
     session = await house.runtime.start(labels={"note": "<img src=x onerror=window.hit=1>"})
     await session.send(EVIL)
     async with browsing(house) as (page, base, strayed):
-        for path in ("", "/events", "/variables", "/lineage", "/step/1"):
+        paths = ("", "/events", "/variables", "/lineage", "/step/1", "/timeline", "/costs", "/fork")
+        for path in paths:
             await page.goto(f"{base}/s/{session.id}{path}")
             assert await page.evaluate("window.hit") is None, path
             wide = "document.documentElement.scrollWidth > innerWidth + 1"
@@ -64,7 +65,8 @@ async def test_a_session_is_started_watched_answered_and_forked(house: House) ->
         await page.click("button:has-text('Send answer')")
         await page.wait_for_selector("text=to cork")
         before = page.url
-        await page.click("button:has-text('Fork')")
+        await page.click("a:has-text('Fork…')")
+        await page.click("button:text-is('Fork')")
         await page.wait_for_selector("text=forked from")
         assert page.url != before
         assert strayed == []

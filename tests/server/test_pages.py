@@ -80,7 +80,7 @@ async def test_a_flow_in_forms_start_answer_finish_fork(house: House) -> None:
     assert "to cork" in shown
     again = await browser.post(path, data=answer)
     assert "Already answered" in again.text
-    fork = await browser.post(f"{place}/fork", data={"csrf": form["csrf"]})
+    fork = await browser.post(f"{place}/fork", data={"csrf": form["csrf"], "from": "head:"})
     assert fork.headers["location"] != place
     assert (await browser.get(f"{place}/lineage")).text.count("/s/") >= 2
 

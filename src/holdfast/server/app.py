@@ -19,9 +19,18 @@ from starlette.staticfiles import StaticFiles
 
 from holdfast.core.errors import HoldfastError
 from holdfast.runtime.runtime import Runtime
-from holdfast.server import api_people, api_reads, api_sessions, api_stream, pages
+from holdfast.server import (
+    api_people,
+    api_reads,
+    api_sessions,
+    api_stream,
+    lenses,
+    pages,
+    run_lenses,
+)
 from holdfast.server.access import Access, Principal
 from holdfast.server.api_stream import Streams
+from holdfast.server.as_of import States
 from holdfast.server.guard import Guard, Limits
 from holdfast.server.hub import Hub
 from holdfast.server.metrics import Metrics
@@ -70,12 +79,13 @@ def create_app(
         lifespan=lifespan,
     )
     app.state.access = access or Access()
-    app.state.serving = Serving(hub, limits, metrics)
+    app.state.serving = Serving(hub, limits, metrics, States())
     app.state.streams = Streams()
     for module in (api_sessions, api_reads, api_stream, api_people):
         app.include_router(module.router, prefix=API)
     app.include_router(operations)
-    app.include_router(pages.router, include_in_schema=False)
+    for module in (pages, lenses, run_lenses):
+        app.include_router(module.router, include_in_schema=False)
     app.mount("/static", StaticFiles(directory=Path(__file__).parent / "static"), name="static")
     app.add_exception_handler(HoldfastError, _holdfast_error)
     app.add_exception_handler(Denied, _denied)

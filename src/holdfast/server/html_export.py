@@ -6,6 +6,7 @@ stored values are not in it.
 
 from __future__ import annotations
 
+from holdfast.server.page import NOBODY
 from holdfast.server.rendering import inline_style, rendered
 from holdfast.server.session_pages import head_values
 from holdfast.stores.port import SessionStore
@@ -20,16 +21,11 @@ async def exported(store: SessionStore, session_id: str) -> str:
     ]
     return rendered(
         "session.html",
-        stream=None,
-        style=inline_style(),
-        who="",
-        csrf="",
-        nav="",
+        **(NOBODY | values | {"style": inline_style()}),
         key="",
         tab="",
         may_act=False,
         older=None,
         newer=False,
         turns=turns,
-        **values,
     )

@@ -55,6 +55,12 @@ class Hub:
             )
         return self._runtimes[tenant]
 
+    @staticmethod
+    def new_id(tenant: str, purpose: str, key: str) -> str:
+        """Return the id of a session that a request with a key creates: the same for the key."""
+        body = "\0".join((tenant, purpose, key)).encode()
+        return "s-" + hashlib.sha256(body).hexdigest()[:32]
+
     async def leave(
         self,
         runtime: Runtime,
@@ -123,9 +129,3 @@ async def _resumed(runtime: Runtime, session_id: str) -> None:
         pass  # whoever drives it looks into the inbox
     except HoldfastError:
         logger.warning("session %s did not go on", session_id, exc_info=True)
-
-
-def derived_id(tenant: str, purpose: str, key: str) -> str:
-    """Return the id of a session that a request with a key creates: the same for the same key."""
-    body = "\0".join((tenant, purpose, key)).encode()
-    return "s-" + hashlib.sha256(body).hexdigest()[:32]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 from typing import Any
-from urllib.parse import parse_qs, urlencode
+from urllib.parse import urlencode
 
 from fastapi import APIRouter, Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
@@ -15,31 +15,15 @@ from holdfast.core.ids import check_key
 from holdfast.server import waits
 from holdfast.server.access import COOKIE, COOKIE_SECONDS, Access
 from holdfast.server.fields import fields_of, value_of
+from holdfast.server.page import API, NOBODY, form_of, page
 from holdfast.server.rendering import rendered
 from holdfast.server.requests import Actor, Answerer, Caller, Reader, SessionId
-from holdfast.server.session_pages import head_values, session_page, step_parts
 from holdfast.stores.port import SessionFilter
 from holdfast.views.values import value_form
 
 router = APIRouter()
 
-API = "/api/v1"
 PAGE_ROWS = 50
-PAGE_EVENTS = 200
-NOBODY: dict[str, Any] = {"stream": None, "style": None, "who": "", "csrf": "", "nav": ""}
-
-
-def page(template: str, asked: Caller, **values: Any) -> HTMLResponse:
-    """Return a page for whoever asks."""
-    who = asked.principal
-    usual = NOBODY | {"who": who.name, "csrf": who.csrf or "", "may_act": who.may("act")}
-    return HTMLResponse(rendered(template, **(usual | values)))
-
-
-async def form_of(request: Request) -> dict[str, str]:
-    """Return what a form sends."""
-    body = (await request.body()).decode("utf-8", "replace")
-    return {name: given[0] for name, given in parse_qs(body, keep_blank_values=True).items()}
 
 
 @router.get("/login")
@@ -109,9 +93,9 @@ async def sessions_page(
     )
     found = await asked.runtime.sessions(where, limit=PAGE_ROWS, cursor=cursor)
     if not (found.sessions or status or name or agent or label or kind):
-        return _empty(asked)
+        return await _empty(asked)
     given = {"status": status, "name": name, "agent": agent, "label": label}
-    return page(
+    return await page(
         "sessions.html",
         asked,
         heading="Runs" if kind == "run" else "Sessions",
@@ -130,13 +114,13 @@ async def runs_page(asked: Reader, status: str = "", cursor: str | None = None) 
     return await sessions_page(asked, status=status, cursor=cursor, kind="run")
 
 
-def _empty(asked: Caller) -> Response:
+async def _empty(asked: Caller) -> Response:
     commands = [
         ("Take the tour: no key, no network", "holdfast demo"),
         ("Ask something", 'holdfast run "What is to be done?" --model PROVIDER:MODEL'),
         ("See what this machine can do", "holdfast doctor"),
     ]
-    return page(
+    return await page(
         "blank.html",
         asked,
         nav="sessions",
@@ -145,97 +129,6 @@ def _empty(asked: Caller) -> Response:
         commands=commands,
         shape="layers",
         detail="",
-    )
-
-
-@router.get("/s/{session_id}")
-async def transcript_page(
-    asked: Reader, session_id: SessionId, turn: int | None = None
-) -> Response:
-    """Show a session as a transcript, live at its end."""
-    values = await session_page(asked.runtime, session_id, turn)
-    stream = f"{API}/sessions/{session_id}/stream?after={values['info'].seq}"
-    key = f"page-{secrets.token_hex(8)}"
-    return page("session.html", asked, stream=stream, nav="sessions", key=key, **values)
-
-
-@router.get("/s/{session_id}/export.html")
-async def export_page(asked: Reader, session_id: SessionId) -> Response:
-    """Return the session as one file that stands alone."""
-    from holdfast.server.html_export import exported
-
-    text = await exported(asked.runtime.store, session_id)
-    headers = {"content-disposition": f'attachment; filename="{session_id}.html"'}
-    return Response(text.encode(), headers=headers, media_type="text/html; charset=utf-8")
-
-
-@router.get("/s/{session_id}/events")
-async def events_page(asked: Reader, session_id: SessionId, after: int | None = None) -> Response:
-    """Show raw events, a page at a time; without a position those at the end."""
-    values = await head_values(asked.runtime.store, session_id)
-    begin = max(0, values["info"].seq - PAGE_EVENTS) if after is None else max(0, after)
-    events = await asked.runtime.events(session_id, after=begin, limit=PAGE_EVENTS)
-    numbers = {"first": begin + 1, "last": events[-1].seq if events else begin}
-    stream = f"{API}/sessions/{session_id}/stream?after={values['info'].seq}"
-    return page(
-        "plain.html",
-        asked,
-        tab="events",
-        heading="Events",
-        notes=(),
-        events=events,
-        stream=stream,
-        **numbers,
-        **values,
-    )
-
-
-@router.get("/s/{session_id}/variables")
-async def variables_page(asked: Reader, session_id: SessionId) -> Response:
-    """Show the namespace at the last checkpoint."""
-    values = await head_values(asked.runtime.store, session_id)
-    found = await asked.runtime.variables(session_id)
-    note = f"as the engine {found.engine} kept them" if found.engine else "nothing was kept yet"
-    return page(
-        "plain.html",
-        asked,
-        tab="variables",
-        heading="Variables",
-        notes=(note,),
-        variables=found.variables,
-        **values,
-    )
-
-
-@router.get("/s/{session_id}/lineage")
-async def lineage_page(asked: Reader, session_id: SessionId) -> Response:
-    """Show parents, children and forks, with what they cost."""
-    values = await head_values(asked.runtime.store, session_id)
-    family = await asked.runtime.tree(session_id)
-    return page(
-        "plain.html",
-        asked,
-        tab="lineage",
-        heading="Lineage",
-        notes=(),
-        nodes=family.nodes,
-        **values,
-    )
-
-
-@router.get("/s/{session_id}/step/{number}")
-async def step_page(asked: Reader, session_id: SessionId, number: int) -> Response:
-    """Show what the model was sent at a step."""
-    values = await head_values(asked.runtime.store, session_id)
-    notes, parts = await step_parts(asked.runtime, session_id, number)
-    return page(
-        "plain.html",
-        asked,
-        tab="step",
-        heading=f"What the model saw at step {number}",
-        notes=notes,
-        parts=parts,
-        **values,
     )
 
 
@@ -265,13 +158,6 @@ async def stop_form(asked: Actor, session_id: SessionId) -> Response:
     """End a session."""
     await asked.runtime.stop(session_id)
     return RedirectResponse(f"/s/{session_id}", 303)
-
-
-@router.post("/s/{session_id}/fork")
-async def fork_form(asked: Actor, session_id: SessionId) -> Response:
-    """Fork a session at its current head."""
-    fork = await asked.runtime.fork(session_id)
-    return RedirectResponse(f"/s/{fork.id}", 303)
 
 
 @router.get("/inbox")
@@ -329,7 +215,7 @@ async def _inbox(asked: Caller, wait: waits.Wait | None, note: str) -> Response:
     rows = [await waits.pending_row(store, item) for item in found.waits]
     approval = wait is not None and wait.suspended.kind == "approval"
     schema = None if wait is None else value_form(wait.schema)
-    return page(
+    return await page(
         "inbox.html",
         asked,
         nav="inbox",
@@ -346,7 +232,7 @@ async def chat_page(asked: Reader) -> Response:
     """Offer to talk to an agent."""
     agents = [name for name, agent in asked.runtime.agents.items() if not agent.external]
     key = secrets.token_hex(8)
-    return page("chat.html", asked, nav="chat", agents=agents, key=key)
+    return await page("chat.html", asked, nav="chat", agents=agents, key=key)
 
 
 @router.post("/chat")

@@ -13,9 +13,11 @@ import json
 import keyword
 import re
 import tokenize
+from decimal import Decimal
 from functools import cache
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
@@ -49,6 +51,12 @@ def text_form(value: Any) -> str:
     if len(text) <= LONGEST:
         return text
     return f"{text[:LONGEST]}\n… {len(text) - LONGEST:,} more characters"
+
+
+def json_form(document: Any) -> str:
+    """Return a JSON document for people; what is long is cut."""
+    text = json.dumps(document, indent=1, ensure_ascii=False)
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}\n…"
 
 
 def highlighted(code: Any) -> list[Markup]:
@@ -92,6 +100,55 @@ def duration(milliseconds: int | None) -> str:
     return f"{seconds:.1f} s" if seconds < 60 else f"{int(seconds // 60)} m {int(seconds % 60)} s"
 
 
+_FENCE = re.compile(r"```.*?(```|$)", re.DOTALL)
+KEYS = (
+    ("/", "search"),
+    ("g s", "sessions"),
+    ("g r", "runs"),
+    ("g i", "inbox"),
+    ("g c", "chat"),
+    ("j k", "next, previous row or entry"),
+    ("Enter", "open"),
+    ("Esc", "close the panel, back"),
+    ("[ ]", "event or step back, on"),
+    ("{ }", "turn back, on"),
+    (".", "back to the tip"),
+    ("1 – 6", "tabs of a session"),
+    ("s", "what the model saw"),
+    ("f", "fork from here"),
+    ("x", "mark a session"),
+    ("c", "compare the marked"),
+    ("n p", "next, previous difference or error"),
+    ("y Y", "copy the link, the command"),
+    ("a d e", "inbox: approve, deny, edit"),
+    ("Ctrl Enter", "send the form"),
+)
+
+
+def prose_of(step: Any) -> str:
+    """Return what a reply says beside the code that was run."""
+    reply = step.reply or ""
+    return (_FENCE.sub("", reply) if step.cells else reply).strip()
+
+
+def dollars(amount: Any) -> str:
+    """Return money without the zeros that say nothing, with two decimals at least."""
+    text = f"{Decimal(str(amount)):f}"
+    whole, _, part = text.partition(".")
+    return f"{whole}.{part.rstrip('0').ljust(2, '0')}"
+
+
+def share(part: Any, whole: Any) -> float:
+    """Return a part of a whole, between 0 and 1."""
+    return min(1.0, float(Decimal(str(part)) / Decimal(str(whole)))) if Decimal(str(whole)) else 0.0
+
+
+def query_of(**parts: Any) -> str:
+    """Return the query of an address: what is None or empty is left out."""
+    given = {name: value for name, value in parts.items() if value not in (None, "")}
+    return f"?{urlencode(given)}" if given else ""
+
+
 @cache
 def environment() -> Environment:
     """Return the templates."""
@@ -103,7 +160,13 @@ def environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    sprite = "".join(
+    hatches = "".join(
+        f'<pattern id="hatch-{tone}" width="5" height="5" patternUnits="userSpaceOnUse" '
+        f'patternTransform="rotate(45)"><rect class="f-surface" width="5" height="5"/>'
+        f'<rect class="f-{tone}" width="2" height="5"/></pattern>'
+        for tone in ("wait", "cut", "lost")
+    )
+    sprite = f"<defs>{hatches}</defs>" + "".join(
         f'<symbol id="i-{name}" viewBox="0 0 16 16">{body}</symbol>' for name, body in ICONS.items()
     )
     made.globals |= {
@@ -111,8 +174,14 @@ def environment() -> Environment:
         "LOGO": Markup(LOGO),
         "chip_of": chip_of,
         "text_form": text_form,
+        "json_form": json_form,
         "highlighted": highlighted,
         "duration": duration,
+        "prose_of": prose_of,
+        "dollars": dollars,
+        "share": share,
+        "query_of": query_of,
+        "KEYS": KEYS,
     }
     return made
 

@@ -10,8 +10,9 @@ from fastapi import Depends, Header, Path, Query, Request
 from holdfast.core.ids import check_key
 from holdfast.runtime.runtime import Runtime
 from holdfast.server.access import Principal
+from holdfast.server.as_of import States
 from holdfast.server.guard import Limits
-from holdfast.server.hub import Hub, derived_id
+from holdfast.server.hub import Hub
 from holdfast.server.metrics import Metrics
 from holdfast.server.problems import Denied
 
@@ -27,6 +28,7 @@ class Serving:
     hub: Hub
     limits: Limits
     metrics: Metrics
+    states: States
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +47,9 @@ class Caller:
 
     def new_id(self, purpose: str) -> str | None:
         """Return the id of what this request creates; None where it has no key."""
-        return None if self.key is None else derived_id(self.principal.tenant, purpose, self.key)
+        return (
+            None if self.key is None else self.hub.new_id(self.principal.tenant, purpose, self.key)
+        )
 
     def repeat(self, *about: str) -> tuple[str, ...] | None:
         """Return the name of this change for whoever repeats it."""

@@ -1,76 +1,111 @@
-"""What the pages of one session show: its head, a window of its turns, what a model was sent."""
+"""What the pages of one session share: its head, the limits left, the barcode, its turns."""
 
 from __future__ import annotations
 
+from decimal import Decimal
 from typing import Any
 
 from holdfast.core.errors import NotFound
-from holdfast.core.facts import SessionCompacted
-from holdfast.runtime.runtime import Runtime
+from holdfast.core.facts import SessionConfigured, SessionStarted
+from holdfast.core.state import State
+from holdfast.server.as_of import States
+from holdfast.server.barcode import stripes
 from holdfast.stores.port import SessionStore
-from holdfast.views.context import WHY
 from holdfast.views.costs import cost_of
-from holdfast.views.messages import kept_entries, read_message
-from holdfast.views.transcript import TurnTranscript
+from holdfast.views.transcript import TurnTranscript, transcript
+from holdfast.views.values import value_or_erased
 
 TURNS = 5
 """Turns on one page: the page stays small however long the session is."""
+
+FOR_PEOPLE = ("question", "approval", "client", "unknown", "signal")
+LIMITS = ("max_usd", "max_tokens", "max_steps", "max_seconds", "model")
 
 
 async def head_values(store: SessionStore, session_id: str) -> dict[str, Any]:
     """Return what the head of each page shows."""
     info = await store.session_info(session_id)
     state = await store.load_state(session_id)
-    return {"info": info, "cost": cost_of(state)}
+    cost = cost_of(state)
+    limits = await _limits(store, state)
+    lease = await store.lease_of(session_id)
+    asked = [call for call in state.calls.values() if call.waits_for in FOR_PEOPLE]
+    return {
+        "info": info,
+        "cost": cost,
+        "state": state,
+        "limits": limits,
+        "meter_part": _meter(
+            Decimal(cost.known_usd), Decimal(cost.reserved_usd), limits["max_usd"]
+        ),
+        "driven": lease is not None and lease.live,
+        "driver": lease.owner if lease is not None and lease.live else None,
+        "questions": asked[:1],
+        "waiting": len(asked),
+        "at": None,
+        "tip": state.seq,
+        "selected": "",
+        "stripes": [],
+    }
 
 
-async def session_page(runtime: Runtime, session_id: str, last: int | None) -> dict[str, Any]:
+async def page_values(
+    store: SessionStore, states: States, session_id: str, at: int | None, selected: str
+) -> tuple[SessionStore, dict[str, Any]]:
+    """Return the store to read from and the values of a page, now or as of an event."""
+    values = await head_values(store, session_id)
+    tip = values["tip"]
+    values |= {"stripes": await stripes(store, session_id, tip), "selected": selected}
+    if at is None or at >= tip:
+        return store, values
+    then = await states.store_at(store, session_id, at)
+    state = await then.load_state(session_id)
+    calls = [call for call in state.calls.values() if call.waits_for in FOR_PEOPLE]
+    (event,) = await store.read_events(session_id, after=at - 1, limit=1)
+    past = {
+        "at": at,
+        "state": state,
+        "info": await then.session_info(session_id),
+        "cost": cost_of(state),
+        "when_at": event.at,
+        "event_type": event.type,
+        "questions": [],
+        "waiting": len(calls),
+    }
+    return then, values | past
+
+
+def _meter(known: Decimal, held: Decimal, limit: Any) -> tuple[float, float] | None:
+    """Return how much of a limit is used and held, in percent."""
+    if not limit or not Decimal(str(limit)):
+        return None
+    whole = Decimal(str(limit))
+    used = min(100.0, float(known / whole * 100))
+    return used, min(100.0 - used, float(held / whole * 100))
+
+
+async def _limits(store: SessionStore, state: State) -> dict[str, Any]:
+    """Return the limits in force, as the settings of the session have them."""
+    events = await store.read_events(state.session, after=state.configured - 1, limit=1)
+    fact = events[0].fact() if events and events[0].known else None
+    slot = fact.settings if isinstance(fact, SessionStarted | SessionConfigured) else None
+    record: Any = None if slot is None else await value_or_erased(store, state.session, slot)
+    settings = record.get("settings", {}) if isinstance(record, dict) else {}
+    return {name: settings.get(name) or None for name in LIMITS}
+
+
+async def turns_window(store: SessionStore, session_id: str, last: int | None) -> dict[str, Any]:
     """Return a window of turns that ends with `last`, by default the newest ones."""
-    values = await head_values(runtime.store, session_id)
-    newest = values["info"].turns
+    newest = (await store.session_info(session_id)).turns
     end = newest if last is None else min(max(1, last), newest)
     begin = max(1, end - TURNS + 1)
     turns: list[TurnTranscript] = []
     for number in range(begin, end + 1):
         try:
-            async for item in runtime.transcript(session_id, turn=number):
+            async for item in transcript(store, session_id, turn=number):
                 if isinstance(item, TurnTranscript):
                     turns.append(item)
         except NotFound:
             continue  # only events that this release does not know say something of it
     older = begin - 1 if begin > 1 else None
-    return values | {"tab": "transcript", "turns": turns, "older": older, "newer": end < newest}
-
-
-async def step_parts(
-    runtime: Runtime, session_id: str, number: int
-) -> tuple[list[str], list[tuple[str, str, str]]]:
-    """Return what the model was sent at a step, derived from the log, and how sure that is."""
-    store = runtime.store
-    after = 0
-    while True:
-        found = await runtime.steps(session_id, after=after, limit=500)
-        if not found:
-            raise NotFound(f"session {session_id!r} has no step {number}")
-        step = next((item for item in found if item.step == number), None)
-        if step is not None:
-            break
-        after = found[-1].seq
-    compacted = await store.read_events(
-        session_id, before=step.seq, reverse=True, limit=1, types=[SessionCompacted.TYPE]
-    )
-    boundary = compacted[0].seq if compacted else None
-    parts: list[tuple[str, str, str]] = []
-    async for kept in kept_entries(store, session_id, boundary, step.seq):
-        message = await read_message(store, session_id, kept.role, kept.content)
-        why = WHY[kept.part].format(boundary=boundary)
-        parts.append((kept.role, message.text, why))
-    notes = [
-        f"{step.model or 'no model'}, {step.status}; {len(parts)} messages, derived from the log.",
-        "The system text and texts added to one call alone are not among them.",
-    ]
-    if boundary is not None:
-        notes.append(f"The compaction at event {boundary} stands for what was said before it.")
-    if step.started.request is not None:
-        notes.append(f"The log keeps the digest of the whole request: {step.started.request}.")
-    return notes, parts
+    return {"turns": turns, "older": older, "newer": end < newest}

@@ -74,10 +74,53 @@ class _Stretch:
     after: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class _Parting:
+    """Two histories where they part: what they share, and what each goes on with."""
+
+    relation: str
+    ancestor: str | None
+    common: int
+    turns: int
+    last: Moment | None
+    one: Moment | None
+    other: Moment | None
+    left: AsyncIterator[Moment]
+    right: AsyncIterator[Moment]
+
+
 async def divergence(
     store: SessionStore, one: str, other: str, *, without: Collection[str] = ()
 ) -> Divergence:
     """Return where the histories of two sessions part; moments `without` are not compared."""
+    found = await _parting(store, one, other, without)
+    a, b = found.one, found.other
+    sides: tuple[Side | None, Side | None] = None, None
+    if a is not None or b is not None:
+        sides = await _side(store, one, a, b), await _side(store, other, b, a)
+    return Divergence(found.relation, found.ancestor, found.common, found.turns, found.last, *sides)
+
+
+async def beyond(
+    store: SessionStore, one: str, other: str, *, limit: int = 100
+) -> tuple[list[Moment], list[Moment]]:
+    """Return what two sessions went through from their first difference on, some of each."""
+    found = await _parting(store, one, other, ())
+    sides = []
+    for first, rest in ((found.one, found.left), (found.other, found.right)):
+        side = [] if first is None else [first]
+        while side and len(side) < limit and (moment := await anext(rest, None)) is not None:
+            side.append(moment)
+        sides.append(side)
+    return sides[0], sides[1]
+
+
+async def moment_values(store: SessionStore, moment: Moment) -> dict[str, Any]:
+    """Return what a moment is compared by, read."""
+    return (await _side(store, moment.session, moment, None)).values
+
+
+async def _parting(store: SessionStore, one: str, other: str, without: Collection[str]) -> _Parting:
     first, second = await _line(store, one), await _line(store, other)
     relation, ancestor = _relation(first, second)
     shared, first, second = _without_shared(first, second)
@@ -88,14 +131,8 @@ async def divergence(
     right = aiter(_compared(_moments(store, second), without))
     while True:
         a, b = await anext(left, None), await anext(right, None)
-        if a is None and b is None:
-            return Divergence(relation, ancestor, common, turns, last, None, None)
         if a is None or b is None or (a.kind, a.content) != (b.kind, b.content):
-            sides = (
-                await _side(store, one, a, b),
-                await _side(store, other, b, a),
-            )
-            return Divergence(relation, ancestor, common, turns, last, *sides)
+            return _Parting(relation, ancestor, common, turns, last, a, b, left, right)
         common, turns, last = common + 1, turns + (a.kind == "turn"), a
 
 

@@ -80,6 +80,7 @@ class StepTranscript:
     cost_usd: Decimal | None = None
     latency_ms: int | None = None
     error: Any = None
+    seq: int | None = None  # of the event that began it; None where a fork began inside its turn
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +189,8 @@ class _Turn:
             await self._add_call(fact)
         else:
             await self._add(fact)
+            if isinstance(fact, facts.StepStarted):
+                self._steps[fact.step] = replace(self._steps[fact.step], seq=event.seq)
 
     async def _add(self, fact: Fact) -> None:
         match fact:

@@ -1,0 +1,88 @@
+"""Pictures of the pages for README and docs, light and dark: `make pictures`."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import sys
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+from playwright.async_api import async_playwright
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from tests.server import scene
+
+from holdfast.server.access import Access, Principal
+from holdfast.server.app import create_app
+from holdfast.stores.memory.store import MemorySessionStore
+
+FOLDER = Path(__file__).parents[2] / "docs" / "pictures"
+PAGES = {
+    "sessions": "/sessions",
+    "session": f"/s/{scene.TALK}?sel=step:2#step-2",
+    "time-travel": f"/s/{scene.TALK}?at=40",
+    "timeline": f"/s/{scene.TALK}/timeline",
+    "events": f"/s/{scene.TALK}/events?sel=event:12",
+    "variables": f"/s/{scene.TALK}/variables",
+    "costs": f"/s/{scene.TALK}/costs",
+    "lineage": f"/s/{scene.TALK}/lineage",
+    "model-saw": f"/s/{scene.TALK}/step/3",
+    "fork": f"/s/{scene.TALK}/fork?at=40",
+    "compare": f"/compare?a={scene.TALK}&b={scene.FORK}",
+    "runs": "/runs",
+    "run": f"/r/{scene.RUN}?node=write",
+    "inbox": "/inbox",
+    "chat": "/chat",
+    "missing": "/s/nobody",
+}
+
+
+async def taken(folder: Path, only: list[str]) -> None:
+    """Take pictures of every page into a folder."""
+    found = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "chrome"))), None)
+    if found is None:
+        raise SystemExit("Chromium is missing; `make browser` installs Debian's package, as root")
+    async with AsyncExitStack() as stack:
+        runtime = await stack.enter_async_context(
+            await scene.opened(MemorySessionStore(), latency=0.05)
+        )
+        await scene.play(runtime)
+        access = Access()
+        config = uvicorn.Config("", port=0, log_level="error", timeout_graceful_shutdown=1)
+        listening = config.bind_socket()
+        host = f"127.0.0.1:{listening.getsockname()[1]}"
+        config.app = create_app(runtime, access=access, hosts=(host,))
+        server = uvicorn.Server(config)
+        serving = asyncio.create_task(server.serve(sockets=[listening]))
+        while not server.started:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        playwright = await stack.enter_async_context(async_playwright())
+        browser = await playwright.chromium.launch(executable_path=found, args=["--no-sandbox"])
+        for theme in ("light", "dark"):
+            context: Any = await browser.new_context(
+                viewport={"width": 1280, "height": 800}, color_scheme=theme
+            )
+            page = await context.new_page()
+            link = access.link_code(Principal("owner"))
+            await page.goto(f"http://{host}/login?code={link}")
+            await page.wait_for_url("**/sessions")
+            for name, path in PAGES.items():
+                if only and name not in only:
+                    continue
+                await page.goto(f"http://{host}{path}")
+                await page.wait_for_load_state("load")
+                await page.screenshot(path=str(folder / f"{name}-{theme}.png"))
+            await context.close()
+        await browser.close()
+        server.should_exit = True
+        await serving
+
+
+if __name__ == "__main__":
+    place = Path(sys.argv[1]) if len(sys.argv) > 1 else FOLDER
+    place.mkdir(parents=True, exist_ok=True)
+    asyncio.run(taken(place, sys.argv[2:]))
