@@ -32,6 +32,11 @@ STATUS_SECONDS = 2.0
     help="Sessions that are driven at once.",
 )
 @click.option(
+    "--model-concurrency",
+    type=click.IntRange(min=1),
+    help="Sessions of one model that are driven at once.",
+)
+@click.option(
     "--sweep-seconds",
     type=float,
     default=SWEEP_SECONDS,
@@ -53,6 +58,7 @@ def worker_command(
     program: str | None,
     model: str | None,
     concurrency: int,
+    model_concurrency: int | None,
     sweep_seconds: float,
     drain_seconds: float,
     once: bool,
@@ -73,7 +79,12 @@ def worker_command(
     async def work() -> dict[str, Any]:
         async with await open_runtime(call.store, **options) as runtime:
             Runs(runtime, offered_registry(offered))
-            worker = Worker(runtime, concurrency=concurrency, sweep_seconds=sweep_seconds)
+            worker = Worker(
+                runtime,
+                concurrency=concurrency,
+                model_concurrency=model_concurrency,
+                sweep_seconds=sweep_seconds,
+            )
             if once:
                 await worker.drain()
             else:

@@ -9,10 +9,11 @@ process, and never repair anything.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import msgspec
 
@@ -613,4 +614,41 @@ class SessionStore(Protocol):
 
     async def close(self) -> None:
         """Finish what was submitted, release leases, let go of files; may be called again."""
+        ...
+
+
+class QueueBusy(Exception):
+    """A worker cannot take up a session now; its job is handed out again a little later."""
+
+
+class WorkQueue(Protocol):
+    """Hands out work among the workers of a store; what it tells is a hint, the lease decides."""
+
+    async def serve(
+        self,
+        wake: Callable[[str], Awaitable[None]],
+        sweep: Callable[[], Awaitable[None]],
+        *,
+        concurrency: int,
+        sweep_seconds: float,
+        stop: asyncio.Event,
+        drain_seconds: float,
+    ) -> None:
+        """Call `wake` for sessions that may have work, and `sweep` from time to time, anywhere.
+
+        Once asked to stop, wait for what is under way. A `wake` that raises QueueBusy comes again.
+        """
+        ...
+
+
+@runtime_checkable
+class Distributing(Protocol):
+    """The power of a store to hand out work; others are swept by each worker."""
+
+    def work_queue(self) -> WorkQueue | None:
+        """Return the queue, None where the store cannot be listened to."""
+        ...
+
+    async def wake(self, sessions: Sequence[str]) -> None:
+        """Leave a job for each of some sessions of this handle's tenant."""
         ...

@@ -17,6 +17,7 @@ from holdfast.core.errors import (
 )
 from holdfast.core.events import now
 from holdfast.stores.postgres.connections import Connection
+from holdfast.stores.postgres.jobs import SETTING, is_current, prepare_jobs
 from holdfast.stores.postgres.location import Location, lock_number
 from holdfast.stores.relational.statements import (
     Migration,
@@ -76,9 +77,7 @@ async def place_of_blobs(connection: Connection, location: Location) -> str | No
     sql = statements(location.schema)
     if location.blobs is not None:
         await connection.execute(sql["put_setting"], ("blobs", check_url(location.blobs)))
-    cursor = await connection.execute(sql["get_setting"], ("blobs",))
-    found = await cursor.fetchone()
-    kept = None if found is None else str(found[0])
+    kept = await _setting(connection, location, "blobs")
     if location.blobs is not None and kept != location.blobs:
         raise StoreUnsafe(
             f"large payloads of {location.shown!r} are kept in {kept!r}; leave blobs=… out of the "
@@ -104,12 +103,18 @@ async def _migrate(connection: Connection, location: Location) -> None:
             await connection.execute(fill_in(migration.text, _parts(schema)))
             record = (migration.version, migration.name, migration.checksum, now())
             await connection.execute(sql["insert_migration"], record)
+    kept = await _setting(connection, location, SETTING)
+    if not is_current(kept):
+        version = await prepare_jobs(connection, location, kept)
+        await connection.execute(sql["set_setting"], (SETTING, version))
 
 
 async def _is_current(connection: Connection, location: Location) -> bool:
     if not await _exists(connection, location):
         return False
-    return (await _applied(connection, location))[-1:] == [migrations()[-1].version]
+    if (await _applied(connection, location))[-1:] != [migrations()[-1].version]:
+        return False
+    return is_current(await _setting(connection, location, SETTING))
 
 
 async def _exists(connection: Connection, location: Location) -> bool:
@@ -137,6 +142,12 @@ async def _applied(connection: Connection, location: Location) -> list[int]:
                 "this release has; restore the store from an export"
             )
     return [number for number, _ in applied]
+
+
+async def _setting(connection: Connection, location: Location, name: str) -> str | None:
+    cursor = await connection.execute(statements(location.schema)["get_setting"], (name,))
+    found = await cursor.fetchone()
+    return None if found is None else str(found[0])
 
 
 async def _first(connection: Connection, statement: str, *values: object) -> tuple[int, ...]:

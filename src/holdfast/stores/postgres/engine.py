@@ -27,6 +27,7 @@ from holdfast.stores.postgres.writer import Writer
 from holdfast.stores.relational.delivery import Outcome
 from holdfast.stores.relational.plan import Change, Job, Plan, Query
 from holdfast.stores.rows import closed_error
+from holdfast.stores.tenancy import address_of
 
 T = TypeVar("T")
 
@@ -42,7 +43,7 @@ class PostgresEngine:
         self._blobs = blobs
         self._sql = statements(connections.location.schema)
         self._moves = Moves()
-        self._notices = Notices(connections)
+        self._notices = Notices(connections, self._sql)
         self._lock = threading.Lock()
         self._closed = False
         self.where = connections.where
@@ -51,8 +52,12 @@ class PostgresEngine:
         """Start the writer."""
 
         def told(jobs: Sequence[Job[Any]]) -> None:
-            if any(job.error is None and job.moved is not None for job in jobs):
-                self._notices.say()
+            keys: list[str] = []
+            for job in jobs:
+                if job.error is None and job.moved is not None:
+                    keys += [key for key, _ in job.moved(job.result)]
+            if keys:
+                self._notices.say({address_of(key).tenant for key in keys})
             committed(jobs)
 
         self._writer = Writer(self._connections, self._sql, self._blobs, told)

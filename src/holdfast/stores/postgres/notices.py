@@ -13,10 +13,12 @@ import asyncio
 import logging
 import random
 import threading
+from collections.abc import Iterable
 from contextlib import suppress
 
 from holdfast.stores.postgres.connections import Connections
 from holdfast.stores.postgres.failures import FAILURES
+from holdfast.stores.postgres.jobs import queue_of
 from holdfast.stores.postgres.location import Location
 
 logger = logging.getLogger("holdfast.stores")
@@ -36,8 +38,10 @@ def channel_of(location: Location) -> str:
 class Notices:
     """The notifier and the listener of one handle; both live in the loop of the connections."""
 
-    def __init__(self, connections: Connections) -> None:
+    def __init__(self, connections: Connections, statements: dict[str, str]) -> None:
         self._connections = connections
+        self._sql = statements
+        self._tenants: set[str] = set()
         self._channel = channel_of(connections.location)
         self._heard = threading.Event()
         self.is_listening = False
@@ -46,9 +50,13 @@ class Notices:
         self._is_due = False
         self._closed = False
 
-    def say(self) -> None:
-        """Tell other processes that something moved; called in the loop, waits for nothing."""
+    def say(self, tenants: Iterable[str]) -> None:
+        """Tell other processes that something moved; called in the loop, waits for nothing.
+
+        Workers of the tenants are told of jobs, if some wait.
+        """
         self._is_due = True
+        self._tenants.update(tenants)
         if self._notifier is None and not self._closed:
             self._notifier = asyncio.get_running_loop().create_task(self._notify())
 
@@ -85,8 +93,12 @@ class Notices:
             while self._is_due:
                 self._is_due = False
                 with suppress(*FAILURES):  # a notice that is lost is made up for by the next look
-                    async with self._connections.connection() as connection:
+                    schema = self._connections.location.schema
+                    queues = [queue_of(schema, tenant) for tenant in self._tenants]
+                    self._tenants.clear()
+                    async with self._connections.connection() as connection, connection.pipeline():
                         await connection.execute("SELECT pg_notify(%s, '')", (self._channel,))
+                        await connection.execute(self._sql["notify_queues"], (queues,))
                 await asyncio.sleep(PAUSE_SECONDS)
         finally:
             self._notifier = None

@@ -64,6 +64,10 @@ SELECT value FROM {schema}.settings WHERE name = %s
 -- name: put_setting
 INSERT INTO {schema}.settings (name, value) VALUES (%s, %s) ON CONFLICT DO NOTHING
 
+-- name: set_setting
+INSERT INTO {schema}.settings (name, value) VALUES (%s, %s)
+ON CONFLICT (name) DO UPDATE SET value = excluded.value
+
 -- name: is_deleted
 SELECT 1 FROM {schema}.tombstones WHERE id = %s AND tenant IN (%s, '')
 
@@ -350,9 +354,27 @@ SELECT payload, at, rule FROM {schema}.erasures WHERE session = %s ORDER BY at, 
 -- name: delete_erasures
 DELETE FROM {schema}.erasures WHERE session = %s
 
+-- part: queue
+-- The same as `queue_of` in Python: short enough for the name of a channel.
+'hf_' || left(md5('{schema}/' || s.tenant), 24)
+
+-- part: wake_up
+-- A job says that a session may have work. Without a worker there are none: its first sweep finds
+-- all. One job for each session and cause waits at a time.
+INSERT INTO {schema}.procrastinate_jobs (queue_name, task_name, args, queueing_lock, scheduled_at)
+
+-- part: once_each
+EXISTS (SELECT 1 FROM {schema}.procrastinate_workers)
+ON CONFLICT (queueing_lock) WHERE status = 'todo' DO NOTHING
+
 -- name: insert_inbox
-INSERT INTO {schema}.inbox (session, name, kind, at, call_id, content, wait, asked_by)
-VALUES (%s, %s, %s, %s, %s, %s, %s, %s)
+WITH item AS (
+  INSERT INTO {schema}.inbox (session, name, kind, at, call_id, content, wait, asked_by)
+  VALUES (%s, %s, %s, %s, %s, %s, %s, %s) RETURNING session
+)
+{wake_up}
+SELECT {queue}, 'wake', jsonb_build_object('session', s.id), 'inbox ' || {queue} || s.key, NULL
+FROM item JOIN {schema}.sessions s ON s.key = item.session WHERE {once_each}
 
 -- part: inbox_columns
 name, kind, at, call_id, content, consumed_seq, wait, asked_by
@@ -402,23 +424,59 @@ DELETE FROM {schema}.owners WHERE id = %s
 UPDATE {schema}.sessions SET owner = %s, epoch = %s, imported = 0 WHERE key = %s
 
 -- name: release_lease
-UPDATE {schema}.sessions SET owner = NULL
-WHERE tenant = %s AND id = %s AND owner = %s AND epoch = %s
+WITH s AS (
+  UPDATE {schema}.sessions SET owner = NULL
+  WHERE tenant = %s AND id = %s AND owner = %s AND epoch = %s
+  RETURNING tenant, id, key, status
+)
+{wake_up}
+SELECT {queue}, 'wake', jsonb_build_object('session', s.id), 'open ' || {queue} || s.key, NULL
+FROM s WHERE s.status IN ('running', 'stop_requested') AND {once_each}
 
 -- name: holds_lease
 SELECT 1 FROM {schema}.sessions WHERE owner = %s LIMIT 1
 
 -- name: release_owner
-UPDATE {schema}.sessions SET owner = NULL WHERE owner = %s
+WITH s AS (
+  UPDATE {schema}.sessions SET owner = NULL WHERE owner = %s RETURNING tenant, id, key, status
+)
+{wake_up}
+SELECT {queue}, 'wake', jsonb_build_object('session', s.id), 'open ' || {queue} || s.key, NULL
+FROM s WHERE s.status IN ('running', 'stop_requested') AND {once_each}
+
+-- name: wake_sessions
+{wake_up}
+SELECT {queue}, 'wake', jsonb_build_object('session', s.id), 'found ' || {queue} || s.key, NULL
+FROM unnest(%s::text[]) given (id) JOIN {schema}.sessions s ON s.tenant = %s AND s.id = given.id
+WHERE {once_each}
+
+-- name: notify_queues
+SELECT pg_notify('procrastinate_queue_v1#' || given.name, json_build_object('type', 'job_inserted', 'job_id', 0)::text)
+FROM unnest(%s::text[]) given (name) WHERE EXISTS (
+  SELECT 1 FROM {schema}.procrastinate_jobs j WHERE j.status = 'todo' AND j.queue_name = given.name
+)
+
+-- part: deadline_job
+{wake_up}
+SELECT {queue}, 'wake', jsonb_build_object('session', s.id),
+  'due ' || waits.due_at || ' ' || {queue} || s.key, to_timestamp(waits.due_at / 1000.0)
+FROM waits JOIN {schema}.sessions s ON s.key = waits.session
+WHERE waits.due_at IS NOT NULL AND {once_each}
 
 -- name: put_pending
-INSERT INTO {schema}.pending_calls (
-  session, call_id, name, wait, kind, seq, since, deadline, due_at, assignee
-) VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s)
+WITH waits AS (
+  INSERT INTO {schema}.pending_calls (
+    session, call_id, name, wait, kind, seq, since, deadline, due_at, assignee
+  ) VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s) RETURNING session, due_at
+)
+{deadline_job}
 
 -- name: move_pending
-UPDATE {schema}.pending_calls SET deadline = %s, due_at = %s, assignee = %s
-WHERE session = %s AND call_id = %s
+WITH waits AS (
+  UPDATE {schema}.pending_calls SET deadline = %s, due_at = %s, assignee = %s
+  WHERE session = %s AND call_id = %s RETURNING session, due_at
+)
+{deadline_job}
 
 -- name: delete_pending
 DELETE FROM {schema}.pending_calls WHERE session = %s AND call_id = %s

@@ -7,6 +7,7 @@ which jobs share a transaction in `writer`, and which SQL is run in `queries.sql
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 from holdfast.blobs.choose import open_blobs
 from holdfast.blobs.port import BlobStore
@@ -17,7 +18,10 @@ from holdfast.stores.postgres.database import place_of_blobs, prepare
 from holdfast.stores.postgres.engine import PostgresEngine
 from holdfast.stores.postgres.failures import FAILURES, named
 from holdfast.stores.postgres.location import Location, read_location
+from holdfast.stores.postgres.queue import PostgresQueue
+from holdfast.stores.relational.plan import Change, Job, Plan
 from holdfast.stores.relational.store import RelationalSessionStore
+from holdfast.stores.tenancy import Address
 
 
 class PostgresSessionStore(RelationalSessionStore):
@@ -60,6 +64,22 @@ class PostgresSessionStore(RelationalSessionStore):
     def flags(self) -> StoreFlags:
         """Return what this store is."""
         return StoreFlags("postgres", durable=True, multi_process=True, url=self._location.shown)
+
+    def work_queue(self) -> PostgresQueue | None:
+        """Return the queue that hands out work; None behind a transaction pooler.
+
+        Nobody can listen there, and the search path that the queue needs does not stay.
+        """
+        return None if self._location.pooled else PostgresQueue(self._location, self.tenant)
+
+    async def wake(self, sessions: Sequence[str]) -> None:
+        """Leave a job for each of some sessions."""
+
+        def plan() -> Plan[None]:
+            yield Change("wake_sessions", (list(sessions), self.tenant))
+
+        keys = [(Address(self.tenant, session).key, 0) for session in sessions[:1]]
+        await self._engine.write(Job(plan, moved=lambda _: keys))
 
 
 async def _prepare(connections: Connections, create: bool) -> str | None:
