@@ -14,9 +14,11 @@ from pathlib import Path
 
 import holdfast
 from bench.table import Figure, as_result
+from holdfast.core.messages import ToolCall, assistant
 from holdfast.models.port import ModelRequest
 from holdfast.models.scripted import ScriptedModel
 from holdfast.runtime.replay import replay_session
+from holdfast.runtime.tools import make_tool
 from holdfast.stores.sqlite.store import SqliteSessionStore
 
 WIDTHS = (100, 1000)
@@ -35,8 +37,10 @@ def run() -> dict[str, object]:
             figures.append(Figure(name, 1000 * took / width, "ms each", at_most=aim))
     size = _in_place(_forks)
     figures.append(Figure("a fork of a 10 MB namespace", size, "bytes", at_most=2048))
-    rate = _in_place(_replayed)
+    rate = _in_place(lambda place: _replayed(place, "code"))
     figures.append(Figure("replayed steps", rate, "steps/s", note="the kernel's time included"))
+    rate = _in_place(lambda place: _replayed(place, "tools"))
+    figures.append(Figure("replayed steps, no kernel", rate, "steps/s", at_least=1000))
     return as_result("children, forks and replays (SQLite)", figures)
 
 
@@ -85,19 +89,32 @@ def _bytes(place: Path) -> int:
     return sum(path.stat().st_size for path in place.rglob("*") if path.is_file())
 
 
-async def _replayed(place: Path) -> float:
+async def _replayed(place: Path, harness: str) -> float:
+    """Return how many recorded steps a second are executed again, each with a cell or a call."""
+    last = REPLAYED_STEPS - 1
+
+    def respond(request: ModelRequest) -> object:
+        if harness == "code":
+            return _cell("FINAL(1)" if request.ordinal == last else "n = 1")
+        if request.ordinal == last:
+            return "done"
+        return assistant(ToolCall(f"call_{request.ordinal}", "look", "{}"))
+
     store = await SqliteSessionStore.open(place)
-    model = ScriptedModel(
-        lambda request: _cell("FINAL(1)" if request.ordinal == REPLAYED_STEPS - 1 else "n = 1"),
-        name="instant",
-    )
-    options = {"max_steps": REPLAYED_STEPS, "context_tokens": 0}
-    async with holdfast.open(store, model=model) as runtime:
+    agent = holdfast.Agent(tools=[make_tool(_look, name="look", effect="pure")])
+    model = ScriptedModel(respond, name="instant")
+    options = {"max_steps": REPLAYED_STEPS, "context_tokens": 0, "harness": harness}
+    async with holdfast.open(store, model=model, agents=[agent]) as runtime:
         session = await runtime.start(**options)  # type: ignore[arg-type]
         await session.send("go")
         began = time.perf_counter()
         report = await replay_session(store, session.id)
         took = time.perf_counter() - began
-        assert report.difference is None
+        assert (report.difference, report.steps) == (None, REPLAYED_STEPS)
     await store.close()
     return report.steps / took
+
+
+def _look() -> str:
+    """Look."""
+    return "seen"

@@ -26,6 +26,11 @@ REPLAYED = frozenset(
 """The modules whose sessions are executed again from their logs after each test."""
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Let the sessions of every test run on a kernel that the test did not ask for."""
+    parser.addoption("--lab-kernel", default="", help="the kernel of sessions that name none")
+
+
 def cell(code: str) -> str:
     """Return a reply with one code block."""
     return f"```python\n{code}\n```"
@@ -43,8 +48,9 @@ def replies(*steps: str, leaf: Callable[[str], str] = lambda prompt: f"<{prompt}
 class Lab:
     """Opens runtimes on one store, so that a test can close one and open the next."""
 
-    def __init__(self, stack: AsyncExitStack, store: SessionStore) -> None:
+    def __init__(self, stack: AsyncExitStack, store: SessionStore, kernel: str = "") -> None:
         self._stack = stack
+        self._options = {"kernel": kernel} if kernel else {}
         self.store = store
         self.requests: list[ModelRequest] = []
 
@@ -54,7 +60,7 @@ class Lab:
             return responder(request)
 
         model = ScriptedModel(heard, name="scripted")
-        runtime = await holdfast.open(self.store, model=model, **options)
+        runtime = await holdfast.open(self.store, model=model, **(self._options | options))
         return await self._stack.enter_async_context(runtime)
 
     async def types(self, session_id: str) -> list[str]:
@@ -68,7 +74,9 @@ class Lab:
 @pytest.fixture
 async def lab(request: pytest.FixtureRequest) -> AsyncIterator[Lab]:
     async with AsyncExitStack() as stack:
-        made = Lab(stack, MemorySessionStore())
+        made = Lab(
+            stack, MemorySessionStore(), request.config.getoption("--lab-kernel", default="")
+        )
         yield made
     if request.module.__name__.rpartition(".")[2] in REPLAYED:
         await replay_all(made.store)

@@ -37,6 +37,7 @@ class ModelRequest:
     the session's log held when this one was issued, so the first is 0 and a resumed session asks
     with the same number again.
     `first_user_text` is the text of the session's first user message, for a leaf as for a step.
+    `parent` is the session that a child was asked for by, and the id of that call in it.
     `retry` says how often a failure is tried again before the deadline, as the setting does, where
     the model itself was not given a policy; `max_charged_attempts` is how many attempts may be made
     that the provider may charge for. `tool_choice` is `auto`, `required` (call one), `none`, or the
@@ -50,6 +51,7 @@ class ModelRequest:
     session_id: str = ""
     ordinal: int = 0
     first_user_text: str = ""
+    parent: tuple[str, str] | None = None
     cache_id: str | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
     max_output_tokens: int | None = None

@@ -1,16 +1,16 @@
 """A model that answers from a recording: what a provider said once, said again.
 
-Sessions of a replay have ids of their own, so at its first request a session claims a recording by
-its first user message, the next one of that message that nobody has claimed, and keeps it. Steps
-and summaries are served by their ordinal, so a resumed session is served the same again. Leaf calls
-are served by their content, first in first out. Recorded errors are raised again. What the
-recording does not have is one of three divergences.
+Sessions of a replay have ids of their own, so at its first request a session claims a recording and
+keeps it: a child the one that the same call of its parent's recording made, any other the next of
+its first user message that nobody has claimed. Steps and summaries are served by their ordinal, so
+a resumed session is served the same again. Leaf calls are served by their content, first in first
+out. Recorded errors are raised again. What the recording does not have is one of three divergences.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from holdfast.core.errors import ModelError
@@ -60,6 +60,8 @@ class RecordedSession:
     first_user_text: str
     steps: list[RecordedAnswer] = field(default_factory=list)
     summaries: list[RecordedAnswer] = field(default_factory=list)
+    parent: tuple[str, str] | None = None
+    """The session that asked for it, and the id of that call, which is the same in a replay."""
 
 
 LeafKey = tuple[str, str]
@@ -82,12 +84,13 @@ class RecordedModel:
         recording: Recording,
         *,
         name: str = "recorded",
-        claims: Mapping[str, str] | None = None,
+        claims: dict[str, str] | None = None,
     ) -> None:
         self._name = name
         self._sessions = {item.session: item for item in recording.sessions}
         self._leaves = {key: deque(found) for key, found in recording.leaves.items()}
-        self._claims = dict(claims or {})
+        # Not a copy: the models of one replay share what is claimed.
+        self._claims = {} if claims is None else claims
 
     @property
     def name(self) -> str:
@@ -127,13 +130,27 @@ class RecordedModel:
     def _session(self, request: ModelRequest) -> RecordedSession:
         claimed = self._claims.get(request.session_id)
         if claimed is None:
-            taken = set(self._claims.values())
-            for item in self._sessions.values():
-                if item.first_user_text == request.first_user_text and item.session not in taken:
-                    claimed = self._claims[request.session_id] = item.session
-                    break
+            found = self._of_call(request) or self._of_message(request)
+            if found is not None:
+                claimed = self._claims[request.session_id] = found.session
         if claimed is None or claimed not in self._sessions:
             raise ReplayUnknownSession(
                 f"no recorded session is left that begins with {request.first_user_text[:80]!r}"
             )
         return self._sessions[claimed]
+
+    def _of_call(self, request: ModelRequest) -> RecordedSession | None:
+        """Return the recorded child of the same call: those that run at once ask in any order."""
+        if request.parent is None:
+            return None
+        parent, call = request.parent
+        wanted = (self._claims.get(parent, parent), call)
+        return next((item for item in self._free() if item.parent == wanted), None)
+
+    def _of_message(self, request: ModelRequest) -> RecordedSession | None:
+        text = request.first_user_text
+        return next((item for item in self._free() if item.first_user_text == text), None)
+
+    def _free(self) -> Iterator[RecordedSession]:
+        taken = set(self._claims.values())
+        return (item for item in self._sessions.values() if item.session not in taken)

@@ -27,6 +27,7 @@ from holdfast.models.spend import Ceiling, spent
 from holdfast.runtime import budget, settle, strategies
 from holdfast.runtime.blueprint import Blueprint
 from holdfast.runtime.journal import Journal
+from holdfast.runtime.requests import parent_call
 from holdfast.runtime.settings import COMPACTIONS
 from holdfast.runtime.strategies import EVICT, SUMMARY, WINDOW, Cut, Entry
 from holdfast.runtime.transcript import (
@@ -305,6 +306,7 @@ class Compactor:
             session_id=self.journal.session,
             ordinal=await self._tried(),
             first_user_text=self.transcript.first_user_text,
+            parent=parent_call(self._state),
             settings=settings.options(),
             max_output_tokens=most,
             deadline_seconds=settings.call_timeout_seconds,

@@ -14,6 +14,7 @@ from typing import Any, cast
 
 from msgspec import structs
 
+from holdfast.core.errors import NotFound, SessionDeleted
 from holdfast.core.events import Event
 from holdfast.core.facts import (
     CallApproved,
@@ -181,6 +182,38 @@ async def load_recording(store: SessionStore, session: str) -> SessionRecording:
     return reader.found
 
 
+async def subtree(store: SessionStore, session: str) -> list[str]:
+    """Return a session and every child below it, in the order of their parents' calls.
+
+    Children that are not in the store any more, or never began, are left out.
+    """
+    tree = [session]
+    for one in tree:  # which grows by the children of each
+        async for event in pages(store, one, 0, [CallRequested.TYPE]):
+            fact = event.fact()
+            if isinstance(fact, CallRequested) and fact.child and await _has_begun(store, fact):
+                tree.append(fact.child)
+    return tree
+
+
+async def load_tree(store: SessionStore, session: str) -> Recording:
+    """Read the model calls of a session and of every child below it."""
+    found = Recording()
+    for one in await subtree(store, session):
+        recording = await load_recording(store, one)
+        found.sessions.append(recording.model)
+        for key, answers in recording.leaves.items():
+            found.leaves.setdefault(key, deque()).extend(answers)
+    return found
+
+
+async def _has_begun(store: SessionStore, call: CallRequested) -> bool:
+    try:
+        return (await store.load_state(call.child or "")).counters.get("turn", 0) > 0
+    except (NotFound, SessionDeleted):
+        return False
+
+
 def _key(fact: CallRequested) -> CallKey:
     return CallKey(fact.name, fact.digest or "", fact.occurrence or 0)
 
@@ -234,6 +267,8 @@ class _Loader:
         found = self.found
         match fact:
             case SessionStarted():
+                if fact.parent is not None:
+                    found.model.parent = (fact.parent["session"], fact.parent["call"])
                 if fact.turn is not None:
                     found.turns.append(RecordedTurn(1, {}, inherited=True))
             case TurnStarted():

@@ -17,8 +17,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from holdfast.core.errors import InvalidInput, NotFound, SessionDeleted
-from holdfast.core.facts import CallRequested, SessionStarted, StepPut, StepStarted
+from holdfast.core.errors import InvalidInput
+from holdfast.core.facts import SessionStarted, StepPut, StepStarted
 from holdfast.core.ids import new_session_id
 from holdfast.kernels.choose import Kernels
 from holdfast.models.recorded import RecordedModel
@@ -30,7 +30,13 @@ from holdfast.runtime.claims import Claims
 from holdfast.runtime.driver import Warm, Work
 from holdfast.runtime.engine import Engine
 from holdfast.runtime.hooks import Hook
-from holdfast.runtime.recordings import RecordedTurn, SessionRecording, load_recording
+from holdfast.runtime.recordings import (
+    RecordedTurn,
+    SessionRecording,
+    load_recording,
+    load_tree,
+    subtree,
+)
 from holdfast.runtime.settings import resolve
 from holdfast.runtime.tools import Tool, Toolset
 from holdfast.runtime.transcript import load_transcript
@@ -103,21 +109,19 @@ async def replay_tree(store: SessionStore, session: str) -> list[ReplayReport]:
     Children come in the order of their parents' calls; those that are not in the store any more,
     or never began, are left out.
     """
-    tree = [session]
-    for one in tree:  # which grows by the children of each
-        async for event in pages(store, one, 0, [CallRequested.TYPE]):
-            fact = event.fact()
-            if isinstance(fact, CallRequested) and fact.child and await _has_begun(store, fact):
-                tree.append(fact.child)
+    tree = await subtree(store, session)
     copy = await _copied(store, tree)
     return [await _replay(copy, one) for one in tree]
 
 
-async def _has_begun(store: SessionStore, call: CallRequested) -> bool:
-    try:
-        return (await store.load_state(call.child or "")).counters.get("turn", 0) > 0
-    except (NotFound, SessionDeleted):
-        return False
+async def recorded_model(
+    store: SessionStore, session: str, *, name: str = "recorded"
+) -> RecordedModel:
+    """Return a model that says what the models of a session and of its children said.
+
+    An ordinary run with it needs no key: the same message, code and tools get the same replies.
+    """
+    return RecordedModel(await load_tree(store, session), name=name)
 
 
 async def _copied(store: SessionStore, sessions: list[str]) -> SessionStore:

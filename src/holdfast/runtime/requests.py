@@ -15,6 +15,7 @@ from holdfast.core import values
 from holdfast.core.errors import InvalidRecord
 from holdfast.core.messages import Message, to_record
 from holdfast.core.records import canonical, digest_id
+from holdfast.core.state import State
 from holdfast.models.port import ToolSpec
 
 START = digest_id(b"")
@@ -52,3 +53,8 @@ def request_digest(
     }
     # Options and schemas may hold floats, which records do not: they are encoded as values.
     return digest_id(transcript.encode() + values.encode_json(around))
+
+
+def parent_call(state: State) -> tuple[str, str] | None:
+    """Return the session that a child was asked for by, and the id of that call."""
+    return None if state.parent is None else (state.parent["session"], state.parent["call"])

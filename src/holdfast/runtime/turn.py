@@ -35,7 +35,7 @@ from holdfast.runtime.harness import Acted, Harness
 from holdfast.runtime.hooks import HALTED, Halted, reserve
 from holdfast.runtime.inbox import admitted
 from holdfast.runtime.journal import Journal
-from holdfast.runtime.requests import chained, request_digest
+from holdfast.runtime.requests import chained, parent_call, request_digest
 from holdfast.runtime.results import TurnResult
 from holdfast.runtime.shortage import Shortage
 from holdfast.runtime.tools import Toolset, transient_text
@@ -260,6 +260,7 @@ class TurnLoop:
             session_id=self.journal.session,
             ordinal=self.state.counters.get("answered", 0),
             first_user_text=self.transcript.first_user_text,
+            parent=parent_call(self.state),
             cache_id=self.state.cache_id,
             settings=settings.options(),
             max_output_tokens=settings.max_output_tokens or None,

@@ -41,6 +41,7 @@ else:
     from backports import zstd
 
 PAGE_EVENTS = 500
+HELD_BYTES = 1 << 20
 
 
 async def export_sessions(store: SessionStore, session_ids: Sequence[str], path: str | Path) -> int:
@@ -57,20 +58,28 @@ async def export_sessions(store: SessionStore, session_ids: Sequence[str], path:
     digest = hashlib.sha256()
     events = 0
 
-    def write(out: zstd.ZstdFile, record: Record, data: bytes | None = None) -> None:
-        if data is not None:
-            record = record | {"data": base64.b64encode(data).decode()}
-        line = canonical(record) + b"\n"
-        digest.update(line)
-        out.write(line)
+    def write(out: zstd.ZstdFile, items: list[_Item]) -> None:
+        for record, data in items:
+            if data is not None:
+                record = record | {"data": base64.b64encode(data).decode()}
+            line = canonical(record) + b"\n"
+            digest.update(line)
+            out.write(line)
 
     try:
         with zstd.open(part, "wb") as out:
-            write(out, {"at": now(), "format": FORMAT, "v": FORMAT_VERSION})
+            items: list[_Item] = [({"at": now(), "format": FORMAT, "v": FORMAT_VERSION}, None)]
+            held = 0
             for session_id in session_ids:
                 async for record, data in _session_records(store, session_id):
                     events += "event" in record
-                    await asyncio.to_thread(write, out, record, data)
+                    items.append((record, data))
+                    held += len(data or b"")
+                    # Most records are small: a change of threads for each costs more than writing.
+                    if len(items) >= PAGE_EVENTS or held >= HELD_BYTES:
+                        await asyncio.to_thread(write, out, items)
+                        items, held = [], 0
+            await asyncio.to_thread(write, out, items)
             out.write(canonical({"end": "sha256:" + digest.hexdigest()}) + b"\n")
         await asyncio.to_thread(_settle, part, target)
     except OSError as error:
