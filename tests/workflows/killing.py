@@ -26,7 +26,14 @@ from typing import Any
 import msgspec
 
 import holdfast
-from holdfast.core.errors import AnswerStale, CallNotFound, SessionNotFound
+from holdfast.core.errors import (
+    AnswerStale,
+    CallNotFound,
+    Conflict,
+    LeaseHeld,
+    SessionBusy,
+    SessionNotFound,
+)
 from holdfast.core.messages import ToolCall, assistant
 from holdfast.models.port import ModelRequest
 from holdfast.models.scripted import ScriptedModel
@@ -389,7 +396,7 @@ async def to_the_end(runs: Runs, runtime: Any, scenario: Scenario, folder: Path)
         result = await runs.result(RUN)
         if result.status in ("finished", "failed"):
             return result
-        result = await runs.resume(RUN)
+        result = await driven(runs, runs.resume)
     else:  # nobody was told that it exists
         options = {"folder": repository} if repository.exists() else {}
         await runs.create(flow, scenario.variables, run_id=RUN, **options)
@@ -404,8 +411,19 @@ async def to_the_end(runs: Runs, runtime: Any, scenario: Scenario, folder: Path)
                 except (AnswerStale, CallNotFound):
                     continue
         await runtime.settled()
-        result = await runs.drive(RUN)
+        result = await driven(runs, runs.drive)
     return result
+
+
+async def driven(runs: Runs, drive: Any) -> Any:
+    """Drive the run, or wait for whoever else does."""
+    while True:
+        try:
+            return await drive(RUN)
+        except (LeaseHeld, SessionBusy):
+            await asyncio.sleep(0.01)
+        except Conflict:
+            return await runs.result(RUN)  # it is over
 
 
 def noted(witness: Path) -> Counter[str]:
