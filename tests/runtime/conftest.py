@@ -20,7 +20,7 @@ REPLAYED = frozenset(
     for name in (
         *("turns", "leaves", "children", "children_budget", "tools_harness", "suspension"),
         *("compaction", "tool_calls", "outputs", "forks", "forks_in_turns", "budget"),
-        *("upgrades", "sessions", "agent_tools"),
+        *("upgrades", "sessions", "agent_tools", "child_values", "child_waits"),
     )
 )
 """The modules whose sessions are executed again from their logs after each test."""

@@ -29,7 +29,7 @@ from holdfast.core.facts import CallRequested, CallResolved, Fact, SessionStarte
 from holdfast.core.forms import fact_from_data
 from holdfast.core.heads import EdgeDraft
 from holdfast.core.payloads import Slot, slot
-from holdfast.core.state import PendingCall, State, call_reservation
+from holdfast.core.state import PendingCall, State, call_reservation, empty
 from holdfast.runtime import results, schemas
 from holdfast.runtime.results import Failed, Final, TurnResult
 from holdfast.runtime.scope import Scope
@@ -133,6 +133,23 @@ async def ended(store: SessionStore, state: State, call_id: str) -> Ended:
             )
         ]
     return Ended(tuple(facts), tuple(edges))
+
+
+async def unmade(store: SessionStore, state: State) -> list[Fact]:
+    """Return what closes the grants of children whose calls were over before anyone made them.
+
+    They spent nothing. One that is made in this very moment finds that its call is not open.
+    """
+    found: list[Fact] = []
+    open_grants = {call_reservation(call_id) for call_id in state.calls}
+    for key, aside in state.reserved.items():
+        if aside.child is None or key in open_grants:
+            continue
+        try:
+            await store.load_state(aside.child)
+        except NotFound:
+            found.append(escrow.closing(key.partition(":")[2], empty(aside.child)))
+    return found
 
 
 async def _resolved(

@@ -49,6 +49,7 @@ from holdfast.runtime.children import (
     is_wanted,
     report,
     schema_of,
+    unmade,
 )
 from holdfast.runtime.compaction import Compaction
 from holdfast.runtime.dispatch import Dispatcher
@@ -289,8 +290,15 @@ class Driver:
         """Settle calls that a program made outside of turns and did not live to see the end of."""
         if settle.left_by_programs(self.state):
             await self.journal.append(settle.left_by_programs)
+        await self._close_unmade()
         if self.state.turn is None and self.state.status == "suspended":
             await inbox.admit(self.journal)
+
+    async def _close_unmade(self) -> None:
+        """Give back what is set aside for children that will never be made."""
+        closing = await unmade(self._store, self.state)
+        if closing:
+            await self.journal.append(lambda _: closing)
 
     async def _work(self, work: Work, *, last: bool = False) -> TurnResult:
         """Open a turn for a message and drive it."""
@@ -437,6 +445,8 @@ class Driver:
             if hooks.has("turn_ended") and not isinstance(result, Suspended):
                 with suppress(Halted):  # there is nothing left to halt
                     await hooks.tell("turn_ended", self._dispatcher.context(), result)
+            if self.state.status == "idle" and self.journal.waiting is None:
+                await self._close_unmade()
             return result
         finally:
             await hooks.close()
