@@ -62,6 +62,7 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "audit": ("maintenance", "Show the audit of model calls."),
         "export": ("maintenance", "Write sessions to one portable file."),
         "import": ("maintenance", "Store the sessions of an exported file."),
+        "copy": ("copying", "Copy or move sessions to another store."),
         "erase": ("payloads", "Erase one value; the rest still verifies."),
         "delete": ("sessions", "Delete a session."),
     },

@@ -15,6 +15,7 @@ from holdfast.core import facts, run_fold, run_state, status
 from holdfast.core.events import Event
 from holdfast.core.run_facts import RunStarted
 from holdfast.core.state import (
+    MOVED,
     OpenTurn,
     PendingCall,
     Reserved,
@@ -118,7 +119,7 @@ def _configured(state: State, fact: Any, event: Event) -> dict[str, Any]:
 
 
 def _moved(state: State, fact: Any, event: Event) -> dict[str, Any]:
-    return {"read_only": f"it was moved to {fact.to}"}
+    return {"read_only": f"{MOVED} {fact.to}"}
 
 
 def _turn_started(state: State, fact: Any, event: Event) -> dict[str, Any]:

@@ -35,7 +35,7 @@ from holdfast.core.payloads import (
     check_slot,
     manifest_slots,
 )
-from holdfast.core.state import State, is_model_call
+from holdfast.core.state import MOVED, State, is_model_call
 from holdfast.core.status import check_legal
 from holdfast.core.values import MAX_INTEGER
 
@@ -112,7 +112,8 @@ def draft(
     """Return the events of an append; its cost does not grow with the values they carry."""
     if state.read_only is not None:
         raise ReadOnlySession(
-            f"session {state.session!r} is read-only here: {state.read_only}; upgrade to drive it"
+            f"session {state.session!r} is read-only here: {state.read_only}; "
+            f"{'drive it there' if state.read_only.startswith(MOVED) else 'upgrade to drive it'}"
         )
     if not new and head is None and not edges:
         raise InvalidInput("an append needs at least one event")

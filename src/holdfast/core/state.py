@@ -37,6 +37,10 @@ _MONEY = Context(
 )
 
 
+MOVED = "it was moved to"
+"""How the reason begins for which a session that went to another store is read-only here."""
+
+
 def plus(one: str, other: str) -> str:
     """Return the sum of two amounts."""
     return _MONEY.to_sci_string(_MONEY.add(Decimal(one, _MONEY), Decimal(other, _MONEY)))

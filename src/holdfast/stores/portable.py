@@ -183,7 +183,7 @@ async def _session_records(store: SessionStore, session_id: str) -> AsyncIterato
     while page := await store.read_events(session_id, after=after, limit=PAGE_EVENTS):
         for event in page:
             reachable.add(walk(event.data))
-            async for record, data in _payload_records(store, session_id, reachable):
+            async for record, data in payload_records(store, session_id, reachable):
                 if "erased" in record:
                     gone[record["payload"]] = (record["erased"]["at"], record["erased"]["rule"])
                 yield record, data
@@ -193,9 +193,10 @@ async def _session_records(store: SessionStore, session_id: str) -> AsyncIterato
         after = page[-1].seq
 
 
-async def _payload_records(
+async def payload_records(
     store: SessionStore, session_id: str, reachable: Reachable
 ) -> AsyncIterator[_Item]:
+    """Yield the payloads that were reached since the last call, or that they are erased."""
     for item in reachable:
         if item.erased is not None:
             continue
