@@ -20,12 +20,12 @@ API = "/api/v1"
 
 
 @asynccontextmanager
-async def served(house: House) -> AsyncIterator[Any]:
+async def served(house: House, **options: Any) -> AsyncIterator[Any]:
     """Serve a house on a real socket; a transport in this process would not stream."""
     config = uvicorn.Config("", port=0, log_level="error", timeout_graceful_shutdown=1)
     listening = config.bind_socket()
     host = f"127.0.0.1:{listening.getsockname()[1]}"
-    config.app = create_app(house.runtime, access=house.access, hosts=(host,))
+    config.app = create_app(house.runtime, access=house.access, hosts=(host,), **options)
     server = uvicorn.Server(config)
     server.install_signal_handlers = lambda: None
     serving = asyncio.create_task(server.serve(sockets=[listening]))

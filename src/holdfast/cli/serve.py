@@ -51,6 +51,11 @@ def _serving_options(function: Any) -> Any:
             help="Where the agents are: an agent, or a sequence of them.",
         ),
         click.option("--read-only", is_flag=True, help="Change nothing, drive nothing."),
+        click.option(
+            "--hand-over",
+            is_flag=True,
+            help="Drive no session here: workers of the same store do (`holdfast worker`).",
+        ),
         click.option("--audit-log", metavar="FILE", help="Write a line for each change to a file."),
         click.option(
             "--allow-unconfined",
@@ -93,7 +98,8 @@ async def _serve(call: Call, options: dict[str, Any], *, browser: bool) -> int:
     options.pop("allow_remote")
     agents = _agents(options.pop("agents"))
     _log_changes(options.pop("audit_log"))
-    recover = not read_only
+    hand_over = options.pop("hand_over")
+    recover = not read_only and not hand_over
     async with open_runtime(call.store, agents=agents, recover=recover, **options) as runtime:
         access = Access(await asyncio.to_thread(access_path, runtime.store.flags.url))
         config = uvicorn.Config(
@@ -104,7 +110,9 @@ async def _serve(call: Call, options: dict[str, Any], *, browser: bool) -> int:
         shown = "127.0.0.1" if host in ("0.0.0.0", "::") else host
         hosts = {f"{name}:{port}" for name in (*LOOPBACK, "[::1]", shown)} | set(names)
         hosts |= {name.partition(":")[0] for name in hosts if port == 80}
-        app = create_app(runtime, access=access, hosts=hosts, read_only=read_only)
+        app = create_app(
+            runtime, access=access, hosts=hosts, read_only=read_only, drives=not hand_over
+        )
         config.app = app
         server = uvicorn.Server(config)
         base = f"http://{f'[{shown}]' if ':' in shown else shown}:{port}"

@@ -59,6 +59,11 @@ class Kernels:
         self._made: dict[str, Choice] = {}
         self._lock = asyncio.Lock()
 
+    @property
+    def allow_unconfined(self) -> bool:
+        """Tell whether code may run without confinement where there is none."""
+        return self._allow_unconfined
+
     async def choose(self, name: str, capability: Capability | None = None) -> Choice:
         """Return an engine by name, or the best one for `auto`; refuse one that is too weak."""
         async with self._lock:

@@ -66,5 +66,6 @@ async def answer_call(
     `by` is whoever the token names.
     """
     given = body.model_dump(exclude_unset=True)
-    await waits.apply(asked.runtime, session_id, call_id, given, asked.principal.name)
+    by, drives = asked.principal.name, asked.hub.drives
+    await waits.apply(asked.runtime, session_id, call_id, given, by, drives=drives)
     return JsonDocument({"session": session_id, "call": call_id, "stored": True}, status_code=202)

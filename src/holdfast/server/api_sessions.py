@@ -1,21 +1,23 @@
-"""Routes that list and change sessions: create, send, resume, stop, fork, compact."""
+"""Routes that list and change sessions: create, send, resume, stop, fork, attach, compact."""
 
 from __future__ import annotations
 
 import secrets
 from typing import Annotated, Any, Literal
 
+import msgspec
 from fastapi import APIRouter, Query
 from pydantic import BaseModel, ConfigDict, Field
 
-from holdfast.core.errors import InvalidInput
+from holdfast.core.errors import InvalidInput, SessionNotFound
 from holdfast.core.state import State
 from holdfast.runtime import results
 from holdfast.runtime.results import Pending, Stopped
 from holdfast.runtime.runtime import Runtime
 from holdfast.server.forms import view_document
 from holdfast.server.problems import JsonDocument
-from holdfast.server.requests import Actor, Caller, Limit, Reader, SessionId
+from holdfast.server.requests import Actor, Admin, Caller, Limit, Reader, SessionId
+from holdfast.server.session_pages import limits_of
 from holdfast.stores.port import SessionFilter
 from holdfast.views.costs import cost_of
 from holdfast.views.documents import (
@@ -66,9 +68,30 @@ class Resumption(Body):
 
 
 class NewFork(Body):
-    """A fork to make; without a head it goes on from the current one."""
+    """A fork to make; without a head or a step it goes on from the current head."""
 
     head: str | None = None
+    step: Annotated[int | None, Field(ge=1, le=2**53)] = None
+    model: str | None = None
+
+
+class Attachment(Body):
+    """A session of a registered agent that goes on from a head of another, and its message."""
+
+    agent: str
+    head: str | None = None
+    message: Text | None = None
+    inputs: dict[str, Any] = {}
+    wait: Wait = 0
+
+
+class NewLimits(Body):
+    """Limits of a session from its next turn on; what is left out stays as it is."""
+
+    max_usd: Annotated[str | None, Field(max_length=40)] = None
+    max_tokens: Annotated[int | None, Field(ge=0, le=2**53)] = None
+    max_steps: Annotated[int | None, Field(ge=1, le=2**31)] = None
+    max_seconds: Annotated[int | None, Field(ge=0, le=2**31)] = None
 
 
 class Compacting(Body):
@@ -190,9 +213,84 @@ async def stop_session(asked: Actor, session_id: SessionId) -> JsonDocument:
 @router.post("/sessions/{session_id}/forks", status_code=201)
 async def fork_session(asked: Actor, session_id: SessionId, body: NewFork) -> JsonDocument:
     """Create a session that goes on from a head of this one; what follows the head is not in it."""
-    new_id = asked.new_id(f"fork:{session_id}")
-    fork = await asked.runtime.fork(session_id, body.head, session_id=new_id)
-    return JsonDocument(await _session(asked.runtime, fork.id), status_code=201)
+    new_id = await _forked(asked, session_id, "fork", body.head, body.step, body.model, None)
+    return JsonDocument(await _session(asked.runtime, new_id), status_code=201)
+
+
+@router.post("/sessions/{session_id}/attachments", status_code=201)
+async def attach(asked: Actor, session_id: SessionId, body: Attachment) -> JsonDocument:
+    """Create a session of another agent that goes on from a head of this one, and send to it."""
+    new_id = await _forked(asked, session_id, "attach", body.head, None, None, body.agent)
+    result = None
+    if body.message is not None:
+        key = "first" if asked.key else f"message-{secrets.token_hex(8)}"
+        message = NewMessage(message=body.message, inputs=body.inputs, wait=body.wait)
+        result = await _sent(asked, new_id, message, key)
+    document = await _session(asked.runtime, new_id) | {"result": result}
+    return JsonDocument(document, status_code=201)
+
+
+async def _forked(
+    asked: Caller,
+    session_id: str,
+    purpose: str,
+    head: str | None,
+    step: int | None,
+    model: str | None,
+    agent: str | None,
+) -> str:
+    """Make a fork, once for a key; return its id."""
+    runtime = asked.runtime
+    new_id = asked.new_id(f"{purpose}:{session_id}")
+    if new_id is not None and await _exists(runtime, new_id):
+        return new_id
+    fork = await runtime.fork(
+        session_id, head, step=step, model=model, agent=agent, session_id=new_id
+    )
+    return fork.id
+
+
+async def _exists(runtime: Runtime, session_id: str) -> bool:
+    try:
+        await runtime.store.session_info(session_id)
+    except SessionNotFound:
+        return False
+    return True
+
+
+@router.get("/sessions/{session_id}/budget")
+async def show_budget(asked: Reader, session_id: SessionId) -> JsonDocument:
+    """Return the limits of a session, what it used, what its children used, what is set aside."""
+    state = await asked.runtime.state(session_id)
+    return JsonDocument(
+        {
+            "session": session_id,
+            "limits": await limits_of(asked.runtime.store, state),
+            "own": cost_document(cost_of(state)),
+            "delegated": _plain(state.delegated),
+            "total": _plain(state.total),
+            "reserved": {key: _plain(item) for key, item in state.reserved.items()},
+        }
+    )
+
+
+@router.post("/sessions/{session_id}/budget")
+async def set_budget(asked: Admin, session_id: SessionId, body: NewLimits) -> JsonDocument:
+    """Change the limits of a session; the log says who did it."""
+
+    async def work() -> Document:
+        given: Any = body.model_dump(exclude_none=True)
+        await asked.runtime.configure(session_id, by=asked.principal.name, **given)
+        state = await asked.runtime.state(session_id)
+        limits = await limits_of(asked.runtime.store, state)
+        return {"session": session_id, "limits": limits}
+
+    return JsonDocument(await asked.hub.once(asked.repeat("budget", session_id), work))
+
+
+def _plain(record: Any) -> Document:
+    found: Document = msgspec.to_builtins(record)
+    return found
 
 
 @router.post("/sessions/{session_id}/compact")
@@ -211,6 +309,9 @@ async def _sent(asked: Caller, session_id: str, body: NewMessage, key: str) -> D
     state = await runtime.state(session_id)
     if state.status == "stopped":
         return _result(Stopped(session=session_id, head=state.head))
+    if not asked.hub.drives and body.when_busy != "error":
+        await asked.hub.leave(runtime, session_id, body.message, body.inputs, body.when_busy, key)
+        return _result(await asked.hub.result_within(runtime, session_id, key, body.wait))
     if body.wait or body.when_busy == "error":
         result = await runtime.send(
             session_id,

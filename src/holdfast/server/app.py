@@ -22,6 +22,7 @@ from holdfast.runtime.runtime import Runtime
 from holdfast.server import (
     api_people,
     api_reads,
+    api_runs,
     api_sessions,
     api_stream,
     lenses,
@@ -53,15 +54,16 @@ def create_app(
     anyone: Principal | None = None,
     read_only: bool = False,
     limits: Limits | None = None,
+    drives: bool = True,
 ) -> FastAPI:
     """Return the application for a runtime.
 
     `hosts` are the values of the Host header that it answers. `anyone` is whoever calls without a
-    token; by default nobody may.
+    token; by default nobody may. Without `drives` sessions are left to workers of the same store.
     """
     limits = limits or Limits()
     metrics = Metrics()
-    hub = Hub(runtime)
+    hub = Hub(runtime, drives=drives)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -81,7 +83,7 @@ def create_app(
     app.state.access = access or Access()
     app.state.serving = Serving(hub, limits, metrics, States())
     app.state.streams = Streams()
-    for module in (api_sessions, api_reads, api_stream, api_people):
+    for module in (api_sessions, api_reads, api_stream, api_people, api_runs):
         app.include_router(module.router, prefix=API)
     app.include_router(operations)
     for module in (pages, lenses, run_lenses):

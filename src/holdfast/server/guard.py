@@ -50,7 +50,7 @@ HEADERS = {
 class Limits:
     """How much one caller may ask of the server."""
 
-    body_bytes: int = 16 << 20
+    body_bytes: int = 64 << 20
     payload_bytes: int = 64 << 20
     requests_per_second: float = 100.0
     burst: int = 400
@@ -179,7 +179,10 @@ class Guard:
         if scope["method"] in SAFE:
             return receive
         headers = Headers(scope=scope)
-        body = b""
+        told = headers.get("content-length", "")
+        if told.isdecimal() and int(told[:18]) > self._limits.body_bytes:
+            raise self._too_large()
+        body = bytearray()
         more = True
         while more:
             message = await receive()
@@ -188,10 +191,9 @@ class Guard:
             body += message.get("body", b"")
             more = message.get("more_body", False)
             if len(body) > self._limits.body_bytes:
-                most = self._limits.body_bytes
-                raise Denied(413, "too_large", f"a request has at most {most} bytes")
+                raise self._too_large()
         if principal is not None and principal.csrf is not None:
-            self._check_csrf(headers, body, principal.csrf)
+            self._check_csrf(headers, bytes(body), principal.csrf)
         sent = False
 
         async def replay() -> Message:
@@ -199,9 +201,12 @@ class Guard:
             if sent:
                 return await receive()
             sent = True
-            return {"type": "http.request", "body": body, "more_body": False}
+            return {"type": "http.request", "body": bytes(body), "more_body": False}
 
         return replay
+
+    def _too_large(self) -> Denied:
+        return Denied(413, "too_large", f"a request has at most {self._limits.body_bytes} bytes")
 
     def _check_csrf(self, headers: Headers, body: bytes, expected: str) -> None:
         given = headers.get("x-csrf-token", "")

@@ -16,9 +16,11 @@ from typing import Any
 
 from holdfast.core.errors import HoldfastError, LeaseHeld, SessionBusy
 from holdfast.core.messages import user
+from holdfast.core.status import SUSPENDED
 from holdfast.kernels.choose import Kernels
 from holdfast.models.port import Model
 from holdfast.runtime.driver import Work
+from holdfast.runtime.results import Pending, Queued, TurnResult
 from holdfast.runtime.runtime import Runtime
 from holdfast.server.access import Principal
 from holdfast.views.documents import Document
@@ -31,8 +33,9 @@ MOST_REPEATS = 4096
 class Hub:
     """The runtimes of a server, by tenant."""
 
-    def __init__(self, runtime: Runtime) -> None:
+    def __init__(self, runtime: Runtime, *, drives: bool = True) -> None:
         self.main = runtime
+        self.drives = drives
         self._runtimes: dict[str, Runtime] = {runtime.store.tenant: runtime}
         self._background: set[asyncio.Task[Any]] = set()
         self._repeats: OrderedDict[tuple[str, ...], asyncio.Future[Document]] = OrderedDict()
@@ -51,7 +54,8 @@ class Hub:
                 resolved=main.resolved,
                 agents=main.agents.values(),
                 models=models,
-                kernels=Kernels(),
+                kernels=Kernels(allow_unconfined=main.engine.kernels.allow_unconfined),
+                guards=main.engine.guards,
             )
         return self._runtimes[tenant]
 
@@ -76,8 +80,30 @@ class Hub:
         self.go_on(runtime, session_id)
 
     def go_on(self, runtime: Runtime, session_id: str) -> None:
-        """Drive what is open in a session, without anybody waiting for it."""
-        self.spawn(_resumed(runtime, session_id))
+        """Drive what is open in a session, without anybody waiting for it; or leave it to workers.
+
+        Workers find what stands in an inbox, and turns whose driver is gone, by themselves.
+        """
+        if self.drives:
+            self.spawn(_resumed(runtime, session_id))
+
+    async def result_within(
+        self, runtime: Runtime, session_id: str, key: str, seconds: float
+    ) -> TurnResult:
+        """Return what came of a message that someone else works, as far as it is after a time."""
+        state = await runtime.state(session_id)
+        try:
+            async with (
+                asyncio.timeout(seconds),
+                runtime.subscribe(session_id, after=state.seq) as moving,
+            ):
+                while isinstance(result := await runtime.result(session_id, key), Queued | Pending):
+                    if (await runtime.state(session_id)).status == SUSPENDED:
+                        break  # it waits for someone, who may take long
+                    await anext(moving)
+                return result
+        except TimeoutError:
+            return await runtime.result(session_id, key)
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Do something beside the requests."""

@@ -186,7 +186,8 @@ async def answer_form(
     try:
         wait = await waits.find_wait(asked.runtime, session_id, call_id)
         given = _given(form, wait) | {"wait": int(form.get("wait", "0"))}
-        await waits.apply(asked.runtime, session_id, call_id, given, asked.principal.name)
+        by, drives = asked.principal.name, asked.hub.drives
+        await waits.apply(asked.runtime, session_id, call_id, given, by, drives=drives)
     except (NotFound, Conflict) as error:
         return await _inbox(asked, None, f"Already answered; yours changed nothing. {error}")
     except HoldfastError as error:
@@ -209,6 +210,14 @@ def _given(form: dict[str, str], wait: waits.Wait) -> dict[str, Any]:
     return {"value": value_of(wait.schema, form)}
 
 
+def _editable(arguments: Any) -> Any:
+    """Return arguments as they are edited: by name, where they can be."""
+    try:
+        return waits.by_name(value_form(arguments))
+    except InvalidInput:
+        return arguments
+
+
 async def _inbox(asked: Caller, wait: waits.Wait | None, note: str) -> Response:
     found = await asked.runtime.pending(limit=200)
     store = asked.runtime.store
@@ -223,6 +232,7 @@ async def _inbox(asked: Caller, wait: waits.Wait | None, note: str) -> Response:
         wait=wait,
         note=note,
         approval=approval,
+        editable=None if wait is None else _editable(wait.arguments),
         fields=[] if wait is None or approval else fields_of(schema),
     )
 

@@ -27,7 +27,7 @@ async def head_values(store: SessionStore, session_id: str) -> dict[str, Any]:
     info = await store.session_info(session_id)
     state = await store.load_state(session_id)
     cost = cost_of(state)
-    limits = await _limits(store, state)
+    limits = await limits_of(store, state)
     lease = await store.lease_of(session_id)
     asked = [call for call in state.calls.values() if call.waits_for in FOR_PEOPLE]
     return {
@@ -84,7 +84,7 @@ def _meter(known: Decimal, held: Decimal, limit: Any) -> tuple[float, float] | N
     return used, min(100.0 - used, float(held / whole * 100))
 
 
-async def _limits(store: SessionStore, state: State) -> dict[str, Any]:
+async def limits_of(store: SessionStore, state: State) -> dict[str, Any]:
     """Return the limits in force, as the settings of the session have them."""
     events = await store.read_events(state.session, after=state.configured - 1, limit=1)
     fact = events[0].fact() if events and events[0].known else None

@@ -12,6 +12,7 @@ from typing import Any
 
 from holdfast.core.errors import CallNotFound, InvalidInput
 from holdfast.core.facts import CallSuspended
+from holdfast.runtime import answers
 from holdfast.runtime.answers import Approve, Deny, Fail
 from holdfast.runtime.runtime import Runtime
 from holdfast.stores.port import PendingWait, SessionStore
@@ -77,11 +78,18 @@ async def pending_row(store: SessionStore, wait: PendingWait) -> Document:
 
 
 async def apply(
-    runtime: Runtime, session_id: str, call_id: str, given: dict[str, Any], by: str
+    runtime: Runtime,
+    session_id: str,
+    call_id: str,
+    given: dict[str, Any],
+    by: str,
+    *,
+    drives: bool = True,
 ) -> None:
     """Take one answer: exactly one of value, approve, deny, fail, extend, cancel.
 
-    An approval must name the wait and the digest of the arguments that were shown.
+    An approval must name the wait and the digest of the arguments that were shown. The session
+    goes on here, or without `drives` where a worker takes it up.
     """
     wait = given.get("wait")
     chosen = [
@@ -93,22 +101,43 @@ async def apply(
         raise InvalidInput("say exactly one of value, approve, deny, fail, extend, cancel")
     match chosen[0]:
         case "extend":
-            await runtime.extend(session_id, call_id, _moment(given["extend"]), by=by)
+            deadline = _moment(given["extend"])
+            if drives:
+                await runtime.extend(session_id, call_id, deadline, by=by)
+            else:
+                await answers.extend(runtime.store, session_id, call_id, deadline, by)
             return
         case "cancel":
-            await runtime.cancel(session_id, call_id, by=by)
+            if drives:
+                await runtime.cancel(session_id, call_id, by=by)
+            else:
+                await answers.cancel(runtime.store, session_id, call_id, by)
             return
         case "approve":
             if wait is None or given.get("digest") is None:
                 raise InvalidInput("an approval names the wait and the digest that were shown")
-            said: Any = Approve(given.get("arguments"), given["digest"])
+            edited = given.get("arguments")
+            said: Any = Approve(None if edited is None else by_name(edited), given["digest"])
         case "deny":
             said = Deny(given["deny"])
         case "fail":
             said = Fail(given["fail"])
         case _:
             said = given["value"]
-    await runtime.answer(session_id, call_id, said, wait=wait, by=by)
+    if drives:
+        await runtime.answer(session_id, call_id, said, wait=wait, by=by)
+        return
+    redact = runtime.engine.guards.redacted
+    await answers.answer(runtime.store, session_id, call_id, said, wait=wait, by=by, redact=redact)
+
+
+def by_name(arguments: Any) -> Any:
+    """Return the arguments of a call by name, whether code or a model made the call."""
+    if isinstance(arguments, dict) and set(arguments) == {"args", "kwargs"}:
+        if arguments["args"]:
+            raise InvalidInput("edited arguments are given by name, as a JSON object")
+        return arguments["kwargs"]
+    return arguments
 
 
 def _moment(text: str) -> datetime:
