@@ -101,7 +101,7 @@ async def test_a_thread_is_a_session_that_holds_what_was_said_in_plain_words(
         assert records[-1].value["items"][0]["message"]["data"]["content"] == "reply 1"
 
 
-@pytest.mark.parametrize("attempt", range(10))
+@pytest.mark.parametrize("attempt", range(30))
 async def test_of_two_runs_from_one_checkpoint_one_is_told(attempt: int, tmp_path: Path) -> None:
     arrived = asyncio.Barrier(2)
 
