@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 JOBS ?= 2
 
-.PHONY: browser demo test check docs dist bench soak clean
+.PHONY: browser demo test check docs dist bench bench-peers soak clean
 
 .venv/ready: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
@@ -47,6 +47,10 @@ dist: .venv/ready
 
 bench: .venv-bench/ready
 	.venv-bench/bin/python -m bench
+
+# The same work in Holdfast, LangGraph, DBOS and the OpenAI Agents SDK; hours at full size.
+bench-peers: .venv-bench/ready
+	.venv-bench/bin/python -m bench.side_by_side $(ARGS)
 
 soak: .venv/ready
 	$(BIN)/python -m pytest -n $(JOBS) -q -m soak --timeout 0 --override-ini addopts='--strict-config --strict-markers' tests

@@ -35,12 +35,12 @@ def as_result(title: str, figures: list[Figure]) -> dict[str, object]:
     """Return what a bench's `run` gives back."""
     return {
         "title": title,
-        "on": _place(),
+        "on": place(),
         "figures": [asdict(f) | {"met": f.met} for f in figures],
     }
 
 
-def _place() -> str:
+def place() -> str:
     """Return what figures depend on beside the disk; one Python may be a third quicker."""
     python = f"{platform.python_implementation()} {platform.python_version()}"
     build = f"{platform.python_compiler()}, {' '.join(filter(None, platform.python_build()))}"

@@ -1,0 +1,1 @@
+"""The same work in Holdfast, LangGraph, DBOS and the OpenAI Agents SDK: `make bench-peers`."""
