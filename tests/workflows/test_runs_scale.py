@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+import tracemalloc
 from datetime import datetime
 
 import msgspec
@@ -77,6 +79,44 @@ async def test_two_hundred_branches_run_at_once_within_a_small_state(lab):
     assert set(lab.witness.done.values()) == {1}
     assert max(sizes) < 64_000
     await process.end()
+
+
+def size_of(folder):
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+async def cost_of(folder, kind, text, variables):
+    """Return seconds of processor, bytes on disk and bytes of memory that a run takes."""
+    lab = Lab(f"{kind}:{folder}")
+    process = await lab.process()
+    await process.runs.create(flow(text), variables, run_id=RUN)
+    tracemalloc.start()
+    began = time.process_time()
+    try:
+        result = await process.runs.drive(RUN)
+        seconds, (_, memory) = time.process_time() - began, tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert result.status == "finished"
+    await process.end()
+    return seconds, size_of(folder), memory
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("kind", ["sqlite", "files"])
+@pytest.mark.parametrize("what", ["long", "wide"])
+async def test_a_node_costs_the_same_in_a_short_and_in_a_long_run(kind, what, tmp_path):
+    costs = []
+    for count in (250, 1000):
+        text, given = LONG.replace("999", str(count - 1)), {}
+        if what == "wide":
+            text, given = WIDE, {"xs": list(range(count))}
+        seconds, disk, memory = await cost_of(tmp_path / str(count), kind, text, given)
+        costs.append((seconds / count, disk / count))
+        assert memory < 40_000_000
+    (seconds, disk), (seconds_long, disk_long) = costs
+    assert seconds_long < 1.5 * seconds, "time per node"
+    assert disk_long < 1.2 * disk, "bytes per node"
 
 
 async def test_outputs_that_break_their_schema_fail_with_a_code_and_ten_megabytes_are_kept(lab):

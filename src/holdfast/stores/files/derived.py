@@ -34,6 +34,10 @@ _log = logging.getLogger(__name__)
 
 REFRESH_EVENTS = 64
 REFRESH_SECONDS = 0.25
+SHARE = 20
+"""A refresh waits until so many times as long has passed as the last one took."""
+MOST_EVENTS = 2000
+"""But with so many events since it does not wait, so that a cold start folds few."""
 _COPIED = ("artifact.written", "call.requested", "call.suspended", "call.resolved")
 _ASKS = ("question", "approval", "unknown", "signal")
 _PAGE_EVENTS = 500
@@ -54,9 +58,8 @@ def refresh(files: SessionFiles, *, force: bool = False) -> None:
     """Bring the copies up to date, unless they were just now and little has happened."""
     try:
         tip = files.tip()
-        recent = time.monotonic() - files.derived_at < REFRESH_SECONDS
-        few = files.derived_seq is not None and tip.state.seq - files.derived_seq < REFRESH_EVENTS
-        if not force and recent and few and tip.state.status == files.derived_status:
+        started = time.monotonic()
+        if not force and not _is_due(files, tip, started - files.derived_at):
             return
         before = files.log.header().rewrites
         _write(files, tip, files.derived_seq if files.derived_seq is not None else _done(files))
@@ -64,10 +67,21 @@ def refresh(files: SessionFiles, *, force: bool = False) -> None:
             # A value was erased meanwhile and may stand in a copy just made.
             remove(files)
             _write(files, files.tip(), 0)
+        files.derived_cost = time.monotonic() - started
     except Exception:
         # What was to be stored is stored: nothing that goes wrong here may say otherwise.
         files.derived_seq = None
         _log.warning("the derived files of session %s were not written", files.id, exc_info=True)
+
+
+def _is_due(files: SessionFiles, tip: Tip, elapsed: float) -> bool:
+    """Tell whether copies are to be written, so long after the last ones."""
+    if files.derived_seq is None or tip.state.status != files.derived_status:
+        return True
+    events = tip.state.seq - files.derived_seq
+    if elapsed < SHARE * files.derived_cost and events < MOST_EVENTS:
+        return False
+    return elapsed >= REFRESH_SECONDS or events >= REFRESH_EVENTS
 
 
 def make_missing(place: Place) -> None:

@@ -99,6 +99,7 @@ class SessionFiles:
         self.run_path = self.folder / "run.json"
         self.derived_seq: int | None = None
         self.derived_at = 0.0
+        self.derived_cost = 0.0  # how long writing the copies took
         self.derived_status = ""
         self.run_events: tuple[int, dict[int, Event]] = (-1, {})
         """What the record of a run was last made from, and of which rewrite of the log."""
