@@ -46,7 +46,7 @@ def done(request: ModelRequest) -> str:
 
 
 async def test_a_session_with_a_small_window_lives_for_two_hundred_turns(lab: Lab) -> None:
-    """An early fact that the summaries kept is known in the end."""
+    """An early fact that the summaries kept is known in the end; where one went is told."""
 
     def summarise(text: str) -> str:
         return "The code word is heron." if "heron" in text else "The code word was lost."
@@ -58,7 +58,7 @@ async def test_a_session_with_a_small_window_lives_for_two_hundred_turns(lab: La
 
     runtime = await lab.open(talk(step, summarise), context_tokens=8000)
     session = await runtime.start()
-    await session.send("The code word is heron. Remember it.")
+    await session.send("The code word is heron. Remember it. The lock has number osprey.")
     for number in range(199):
         result = await session.send(f"entry {number}: " + "lorem ipsum " * 100)
         assert isinstance(result, holdfast.Final)
@@ -68,6 +68,13 @@ async def test_a_session_with_a_small_window_lives_for_two_hundred_turns(lab: La
     compactions = await lab.facts(session.id, "session.compacted")
     assert len(compactions) > 5
     assert {fact.strategy for fact in compactions} == {"summary"}
+    assert "osprey" not in known(lab.requests[-1])
+    said = (await lab.store.read_events(session.id, types=["message.appended"]))[0]
+    (lost,) = [p for p in (await runtime.context(session.id)).parts if p.seq == said.seq]
+    first = (await lab.store.read_events(session.id, types=["session.compacted"]))[0]
+    assert not lost.included
+    assert lost.why == f"left out by the compaction at event {first.seq} (summary)"
+    assert said.seq <= first.fact().span[1]
     hard = 8000 * 95 // 100
     assert all(len(known(r)) // 4 + len(r.system) // 4 <= hard for r in lab.requests)
     heads = await lab.facts(session.id, "head.published")

@@ -11,6 +11,7 @@ decides what happens.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -97,8 +98,17 @@ class Ledger:
     leaves: list[tuple[Event, LeafCalled]] = field(default_factory=list)
     children: dict[CallKey, dict[int, Recorded]] = field(default_factory=dict)
     _recording: bool = False
+    _counted: float = field(default_factory=time.monotonic)  # up to when driving time is recorded
     _kept: dict[str, Slot] = field(default_factory=dict)  # contents of files, by digest
     _pure: list[tuple[HostCall, Outcome, Encoded | None, str | None]] = field(default_factory=list)
+
+    def driven_ms(self) -> int:
+        """Return how long the cell was driven since this was asked last, to be recorded now.
+
+        A cell that waits may be given up: what it was driven for until then is told with its wait.
+        """
+        since, self._counted = self._counted, time.monotonic()
+        return int((self._counted - since) * 1000)
 
     async def load(self) -> None:
         """Take up what the log has of this evaluation's calls."""
@@ -240,6 +250,10 @@ class Ledger:
         """Record an intent, with the pure calls and the files that led to it."""
         intent = replace(intent, contents=self.contents())
         known = Recorded(intent)
+        more = tuple(
+            replace(fact, driven_ms=self.driven_ms()) if isinstance(fact, CallSuspended) else fact
+            for fact in more
+        )
         if any(isinstance(fact, CallSuspended) for fact in more):
             # Before it can be answered: whoever admits the answer finds someone who waits.
             known.moved = self.journal.outcome(intent.call_id)
@@ -266,8 +280,9 @@ class Ledger:
     async def suspend(self, call: HostCall, wait: CallSuspended) -> None:
         """Record that an open call waits for someone, once more."""
         self.calls[call.key].moved = self.journal.outcome(wait.call_id)
+        driven = self.driven_ms()
         await self.journal.append(
-            lambda state: [replace(wait, wait=state.calls[wait.call_id].wait + 1)]
+            lambda state: [replace(wait, wait=state.calls[wait.call_id].wait + 1, driven_ms=driven)]
         )
 
     async def moved_on(self, call: HostCall) -> HostAnswer | CallApproved:

@@ -61,8 +61,13 @@ class ChildDraft:
     derived: Derived | None = None
     budget: dict[str, Any] | None = None  # what its author wants it to spend at most
 
-    def facts(self, state: State, grant: Grant) -> tuple[list[Fact], list[Slot]]:
-        """Return what records the call, its grant and its wait, and what they refer to."""
+    def facts(
+        self, state: State, grant: Grant, driven_ms: int | None = None
+    ) -> tuple[list[Fact], list[Slot]]:
+        """Return what records the call, its grant and its wait, and what they refer to.
+
+        `driven_ms` is how long the cell that makes the call was driven until now.
+        """
         start, parts = self._start(state, grant)
         call_id = self.intent.call_id
         reserved = BudgetReserved(
@@ -71,7 +76,8 @@ class ChildDraft:
             **grant,  # type: ignore[arg-type]
         )
         intent = replace(self.intent, start=start, grant=grant)
-        return [intent, reserved, CallSuspended(call_id=call_id, kind="child")], parts
+        wait = CallSuspended(call_id=call_id, kind="child", driven_ms=driven_ms)
+        return [intent, reserved, wait], parts
 
     def _start(self, state: State, grant: Grant) -> tuple[Slot, list[Slot]]:
         """Return the child's first record, as its parent's call has it, and what it refers to."""

@@ -171,6 +171,7 @@ class ChildHandler:
         ledger = self.ledger
         payloads: list[Slot] = []  # what the first records refer to, known once there is a grant
         written: list[CallRequested] = []
+        driven = ledger.driven_ms()
 
         def build(state: State) -> list[Fact]:
             grant = self._spawning.grant(state, len(drafts), wish.budget)
@@ -178,7 +179,7 @@ class ChildHandler:
             written.clear()
             payloads.clear()
             for draft in drafts:
-                made, parts = draft.facts(state, grant)
+                made, parts = draft.facts(state, grant, driven if draft is drafts[0] else None)
                 payloads.extend(parts)
                 facts += made
                 written.extend(fact for fact in made if isinstance(fact, CallRequested))

@@ -9,7 +9,6 @@ opened when the first code or input arrives.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -229,7 +228,7 @@ class CodeHarness:
             handler = children if call.key in ledger.children else by_name.get(call.function, tools)
             return await handler.call(call)
 
-        started = time.monotonic()
+        ledger.driven_ms()  # what was done for the cell before it runs is not its own
         result: CellResult | None = None
         status: EvalStatus = "died"
         try:
@@ -256,7 +255,7 @@ class CodeHarness:
             error=_error_slot(result),
             calls=0 if result is None else len(result.calls),
             engine=self._name,
-            elapsed_ms=int((time.monotonic() - started) * 1000),
+            elapsed_ms=ledger.driven_ms(),
         )
         final = None
         if result is not None and result.status == "final" and result.final is not None:
