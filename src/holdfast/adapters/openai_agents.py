@@ -10,20 +10,13 @@ from typing import Any, cast
 
 import holdfast
 from holdfast.adapters import naming
-from holdfast.errors import ExtraMissing, RecordConflict
+from holdfast.errors import RecordConflict, needing
 
-try:
+with needing("openai-agents", "the adapter of the OpenAI Agents SDK", "openai-agents>=0.24,<0.25"):
     from agents import Agent, RunState
     from agents.items import TResponseInputItem
     from agents.memory import SessionSettings
     from pydantic_core import to_jsonable_python
-except ModuleNotFoundError as error:
-    if (error.name or "").split(".")[0] not in ("agents", "pydantic_core"):
-        raise
-    raise ExtraMissing(
-        "the adapter of the OpenAI Agents SDK needs the package openai-agents; install "
-        "holdfast[openai-agents]"
-    ) from error
 
 __all__ = ["AGENT", "HoldfastSession"]
 

@@ -17,7 +17,8 @@ HoldfastError
 │   └── SessionDeleted
 ├── Refused                     not here, not like this: the message says what would work
 │   ├── ReadOnlySession · StoreNewer · StoreUnsafe · HandleForked · CapabilityDenied
-│   ├── ConfinementMissing · AgentMissing · NotRestorable · ExtraMissing · WorkerRefused
+│   ├── ConfinementMissing · AgentMissing · NotRestorable · WorkerRefused
+│   ├── ExtraMissing · VersionUnsupported
 ├── StoreFailed                 the storage failed
 │   ├── NothingWritten          safe to try again
 │   └── OutcomeUnknown          read again before anything else
@@ -32,6 +33,7 @@ HoldfastError
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -223,6 +225,10 @@ class ExtraMissing(Refused):
     """What was asked for needs an extra that is not installed."""
 
 
+class VersionUnsupported(Refused):
+    """A package is installed in a version that this adapter was not tested with."""
+
+
 class StoreFailed(HoldfastError):
     """The storage failed."""
 
@@ -287,8 +293,14 @@ class ModelError(HoldfastError):
 
 
 @contextmanager
-def needing(extra: str, what: str) -> Iterator[None]:
-    """Say of an import that fails which extra brings what it needs."""
+def needing(extra: str, what: str, *tested: str) -> Iterator[None]:
+    """Say of an import that fails which extra brings what it needs.
+
+    `tested` are the packages with the versions that are tested, as in `mcp>=2.3,<3`: one that is
+    installed in another version is refused before it fails in a stranger way.
+    """
+    for requirement in tested:
+        _check_version(requirement, extra, what)
     try:
         yield
     except ImportError as error:
@@ -298,6 +310,31 @@ def needing(extra: str, what: str) -> Iterator[None]:
             f"{what} needs more than is installed: pip install 'holdfast[{extra}]' ({error})",
             extra=extra,
         ) from error
+
+
+def _check_version(requirement: str, extra: str, what: str) -> None:
+    named = re.fullmatch(r"([\w-]+)>=([\d.]+),<([\d.]+)", requirement)
+    assert named is not None, requirement
+    package, lowest, too_high = named.groups()
+    from importlib.metadata import PackageNotFoundError, version  # slow, and few need it
+
+    try:
+        found = version(package)
+    except PackageNotFoundError:
+        return  # its import will say so
+    if not _numbers(lowest) <= _numbers(found) < _numbers(too_high):
+        raise VersionUnsupported(
+            f"{what} works with {package} from {lowest} up to before {too_high}, and {found} is "
+            f"installed: pip install 'holdfast[{extra}]'",
+            package=package,
+            installed=found,
+        )
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    """Return the release of a version as numbers; what follows it is left out."""
+    release = re.match(r"\d+(\.\d+)*", text)
+    return () if release is None else tuple(map(int, release[0].split(".")))
 
 
 def check_kind(value: object, kind: type, what: str) -> None:

@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-from holdfast.errors import ExtraMissing
+from holdfast.errors import needing
 
-try:
+with needing("langgraph", "the LangGraph adapter", "langgraph-checkpoint>=4.3,<5"):
     from holdfast.adapters.langgraph.saver import HoldfastSaver
-except ModuleNotFoundError as error:
-    if (error.name or "").split(".")[0] not in ("langgraph", "langchain_core"):
-        raise
-    raise ExtraMissing(
-        "the LangGraph adapter needs the package langgraph-checkpoint; install holdfast[langgraph]"
-    ) from error
 
 __all__ = ["HoldfastSaver"]
