@@ -36,9 +36,10 @@ if TYPE_CHECKING:
     from holdfast.runtime.scope import Scope, Secret
     from holdfast.runtime.session import Session
     from holdfast.runtime.settings import Limits
+    from holdfast.runtime.signals import NeedsAnswer, OutcomeLost
     from holdfast.runtime.sync import SyncRuntime, open_sync
     from holdfast.runtime.sync_session import SyncSession
-    from holdfast.runtime.tools import CallContext, Tool, Toolset, tool
+    from holdfast.runtime.tools import CallContext, GivenAnswer, Tool, Toolset, tool
     from holdfast.stores.port import SessionFilter
     from holdfast.stores.verify import verify
     from holdfast.views.records import RecordView
@@ -53,12 +54,15 @@ __all__ = [
     "Fail",
     "Failed",
     "Final",
+    "GivenAnswer",
     "Halt",
     "HoldfastError",
     "Hook",
     "HookContext",
     "Limits",
     "Message",
+    "NeedsAnswer",
+    "OutcomeLost",
     "Pending",
     "Queued",
     "Record",
@@ -98,11 +102,14 @@ _PLACES = {
     "Capability": "core.capability",
     "Deny": "runtime.answers",
     "Fail": "runtime.answers",
+    "GivenAnswer": "runtime.tools",
     "Halt": "runtime.hooks",
     "Hook": "runtime.hooks",
     "HookContext": "runtime.hooks",
     "Limits": "runtime.settings",
     "Message": "core.messages",
+    "NeedsAnswer": "runtime.signals",
+    "OutcomeLost": "runtime.signals",
     "Record": "runtime.embedding",
     "Runtime": "runtime.runtime",
     "Scope": "runtime.scope",

@@ -53,13 +53,13 @@ def test_an_adapter_refuses_other_versions_and_says_which_work(monkeypatch, adap
 
 
 def test_versions_at_the_ends_of_a_range_are_told_apart(monkeypatch) -> None:
-    installed = "2.3"
-    monkeypatch.setattr(importlib.metadata, "version", lambda name: installed)
-    for installed in ("2.3", "2.3.0", "2.99.1", "2.3.1.dev4"):
+    installed = [""]
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: installed[0])
+    for installed[0] in ("2.3", "2.3.0", "2.99.1", "2.3.1.dev4"):
         with needing("mcp", "it", "mcp>=2.3,<3"):
             pass
-    for installed in ("2.2.9", "3.0.0", "3", "10.1"):
-        with pytest.raises(VersionUnsupported, match=re.escape(installed)):
+    for installed[0] in ("2.2.9", "3.0.0", "3", "10.1"):
+        with pytest.raises(VersionUnsupported, match=re.escape(installed[0])):
             with needing("mcp", "it", "mcp>=2.3,<3"):
                 pass
 

@@ -77,6 +77,8 @@ async def _prompt(store: SessionStore, wait: PendingWait) -> Any:
 def question_text(prompt: Any) -> str:
     """Return what is asked, in one line."""
     if isinstance(prompt, dict):
+        if "question" in prompt:
+            return f"{prompt.get('tool', '')}: {prompt['question']}"
         arguments = prompt.get("arguments")
         shown = "" if arguments is None else f"({json.dumps(arguments, default=str)})"
         return f"{prompt.get('tool', '')}{shown}"

@@ -27,6 +27,7 @@ from holdfast.core.payloads import slot
 from holdfast.core.records import record_id
 from holdfast.core.state import PendingCall, State
 from holdfast.runtime import schemas
+from holdfast.runtime.inbox import goes_on_with_answer
 from holdfast.runtime.scope import Scope
 from holdfast.stores.port import InboxDraft, InboxItem, PendingFilter, SessionStore
 from holdfast.views.values import hydrate
@@ -182,6 +183,8 @@ async def _content(
     """Return an answer as the inbox holds it; refuse one that does not fit the wait."""
     if call.waits_for == "approval":
         return await _decision(store, session_id, call, said)
+    if isinstance(said, Deny) and goes_on_with_answer(call):
+        return {"declined": said.reason}
     if isinstance(said, Approve | Deny):
         raise AnswerRefused(
             f"call {call.call_id!r} waits for a value, not for an approval; answer with a value"

@@ -85,6 +85,11 @@ class Recorded:
     seq: int = 0  # of the outcome
     at: str = ""  # of the outcome
 
+    def take_approval(self, fact: CallApproved) -> None:
+        """Keep the approval of a gate, which comes first; later ones let a tool go on."""
+        if self.request.approval and self.approved is None:
+            self.approved = fact
+
 
 @dataclass(slots=True)
 class Ledger:
@@ -135,7 +140,7 @@ class Ledger:
                 else:
                     self.calls[key] = made
             elif isinstance(fact, CallApproved) and fact.call_id in by_id:
-                by_id[fact.call_id].approved = fact
+                by_id[fact.call_id].take_approval(fact)
             elif isinstance(fact, CallResolved) and fact.call_id in by_id:
                 done = by_id[fact.call_id]
                 done.resolved, done.seq, done.at = fact, event.seq, event.at
@@ -285,8 +290,11 @@ class Ledger:
             lambda state: [replace(wait, wait=state.calls[wait.call_id].wait + 1, driven_ms=driven)]
         )
 
-    async def moved_on(self, call: HostCall) -> HostAnswer | CallApproved:
-        """Wait until someone answers a call, or lets it go ahead; the cell may be given up."""
+    async def moved_on(self, call: HostCall) -> HostAnswer | None:
+        """Wait until someone answers a call, or lets it go ahead; the cell may be given up.
+
+        Return None where it may go ahead.
+        """
         known = self.calls[call.key]
         call_id = known.request.call_id
         pending = self.journal.state.calls.get(call_id)
@@ -299,12 +307,12 @@ class Ledger:
             known.moved = None
             fact = event.fact()
             if isinstance(fact, CallApproved):
-                known.approved = fact
-                return fact
+                known.take_approval(fact)
+                return None
             assert isinstance(fact, CallResolved)
             known.resolved, known.seq, known.at = fact, event.seq, event.at
-        elif known.approved is not None and known.resolved is None:
-            return known.approved
+        elif known.resolved is None:
+            return None
         assert known.resolved is not None
         return await self._answer(known.at, known.resolved)
 

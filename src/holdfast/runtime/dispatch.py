@@ -26,6 +26,7 @@ from holdfast.kernels.port import Encoded
 from holdfast.runtime.hooks import Halted, HookContext, Hooks, ToolUse
 from holdfast.runtime.journal import Journal
 from holdfast.runtime.scope import Guards, Scope, without_secrets
+from holdfast.runtime.signals import NeedsAnswer, OutcomeLost, answers_of
 from holdfast.runtime.tools import CallContext, Tool
 
 RETRY_SECONDS = 0.1
@@ -85,7 +86,10 @@ class Dispatcher:
             await self.hooks.tell("before_tool", context, _use(call))
 
     async def run(self, call: Running) -> Ran:
-        """Run a call, again where its tool says so; whatever it raises is an outcome."""
+        """Run a call, again where its tool says so; whatever it raises is an outcome.
+
+        Only NeedsAnswer is none: the call is to wait, and to be run again.
+        """
         tool = call.tool
         try:
             kwargs, secrets = await self._arguments(call)
@@ -168,6 +172,7 @@ class Dispatcher:
                 turn=call.turn,
                 deadline=None if deadline is None else datetime.fromisoformat(deadline),
                 scope=scope,
+                answers=await answers_of(self.journal, call.call_id),
             )
         secrets = {}
         for argument, name in tool.secrets.items():
@@ -218,8 +223,11 @@ async def run(
             if inspect.isawaitable(result):
                 result = await result
         return "ok", result, None
-    except Halted:
+    except (Halted, NeedsAnswer):
         raise
+    except OutcomeLost as error:
+        lost = tool.effect == "once"
+        return ("unknown", None, None) if lost else ("error", None, f"OutcomeLost: {error}")
     except asyncio.CancelledError as error:
         task = asyncio.current_task()
         if task is not None and task.cancelling():

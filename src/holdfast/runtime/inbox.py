@@ -170,6 +170,8 @@ def _answered(call: PendingCall, item: InboxItem, content: Any) -> list[Fact]:
     if call.waits_for != "approval":
         if "error" in decision:
             return [CallResolved(outcome="error", error=slot(decision["error"], "error"), **about)]
+        if goes_on_with_answer(call):
+            return [CallApproved(**about)]
         return [CallResolved(outcome="ok", result=slot(decision.get("value"), "answer"), **about)]
     if decision.get("approve"):
         edited = decision.get("arguments")
@@ -183,6 +185,11 @@ def _answered(call: PendingCall, item: InboxItem, content: Any) -> list[Fact]:
     reason = slot(str(decision.get("reason") or "denied"), "error")
     denied = CallDenied(reason=reason, **about)
     return [denied, CallResolved(outcome="denied", error=reason, **about)]
+
+
+def goes_on_with_answer(call: PendingCall) -> bool:
+    """Tell whether the answer is for a tool that runs here and asked for it, not its outcome."""
+    return call.waits_for == "question" and call.executor == "server" and call.kind == "tool"
 
 
 def _expired(call: PendingCall, suspended: CallSuspended) -> list[Fact]:

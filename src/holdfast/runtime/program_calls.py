@@ -31,6 +31,7 @@ from holdfast.runtime.dispatch import Dispatcher, Running
 from holdfast.runtime.handlers import tool as tools
 from holdfast.runtime.journal import Journal
 from holdfast.runtime.scope import Guards, Scope
+from holdfast.runtime.signals import NeedsAnswer, answer_wait
 from holdfast.runtime.tools import Tool
 from holdfast.runtime.writing import Writers
 from holdfast.stores.port import SessionStore
@@ -75,7 +76,9 @@ class _Index:
         elif isinstance(fact, CallApproved | CallResolved) and fact.call_id in self.calls:
             made = self.calls[fact.call_id]
             if isinstance(fact, CallApproved):
-                made.approved = fact
+                # The first is the gate's; later ones let a tool that asked go on.
+                if made.request.approval:
+                    made.approved = made.approved or fact
             else:
                 made.resolved = fact
 
@@ -203,7 +206,13 @@ class ProgramCalls:
         await journal.store.renew(journal.lease)
         started = time.monotonic()
         dispatcher = Dispatcher(journal, self._guards, scope=scope)
-        outcome, value, error = await dispatcher.run(running)
+        try:
+            outcome, value, error = await dispatcher.run(running)
+        except NeedsAnswer as need:
+            if before:
+                await journal.append(lambda _: before)
+            await _suspend(journal, answer_wait(intent.call_id, intent.name, need, _now()))
+            raise _waits(journal.session, _pending(journal.state, intent)) from None
         resolved = CallResolved(
             call_id=intent.call_id,
             outcome=outcome,

@@ -48,12 +48,25 @@ RESERVED_NAMES = frozenset(
 )
 
 
+@dataclass(frozen=True, slots=True)
+class GivenAnswer:
+    """What someone said to a tool that raised `NeedsAnswer`, with the state that it left.
+
+    `declined` is the reason of whoever did not want to answer.
+    """
+
+    value: Any
+    state: Any = None
+    declined: str | None = None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallContext:
     """What a tool may know about the call that it serves.
 
     `call_id` is the idempotency key: the same call made again has the same one. `scope` is what
     the caller gave to `send`, `answer` or `resume`, or None where the system acts by itself.
+    `answers` are those that it has got to what it asked with `NeedsAnswer`, oldest first.
     """
 
     call_id: str
@@ -63,6 +76,7 @@ class CallContext:
     turn: int | None = None
     deadline: datetime | None = None
     scope: Any = None
+    answers: tuple[GivenAnswer, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

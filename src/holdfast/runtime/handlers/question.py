@@ -12,7 +12,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from holdfast.core.errors import FileNotKept, InvalidInput
-from holdfast.core.facts import CallApproved, CallSuspended
+from holdfast.core.facts import CallSuspended
 from holdfast.core.payloads import slot
 from holdfast.kernels.port import HostAnswer, HostCall, HostFunction, RecordedCall
 from holdfast.runtime import schemas
@@ -60,7 +60,7 @@ class QuestionHandler:
             )
             await ledger.request(intent, wait)
         answer = await ledger.moved_on(call)
-        assert not isinstance(answer, CallApproved)
+        assert answer is not None
         return answer
 
 

@@ -22,6 +22,7 @@ from holdfast.runtime.calls import Ledger, Recorded, nanoseconds
 from holdfast.runtime.dispatch import Dispatcher, Running
 from holdfast.runtime.handlers.question import deadline_after
 from holdfast.runtime.hooks import Halted
+from holdfast.runtime.signals import NeedsAnswer, answer_wait
 from holdfast.runtime.tools import Tool, Toolset, find, not_here
 
 
@@ -43,14 +44,19 @@ class ToolHandler:
         tool = find(self.toolsets, call.function)
         if tool.gone:
             return await self._without_tool(call)
-        if tool.effect == "pure" and tool.executor == "server" and not tool.approval:
+        known = self.ledger.calls.get(call.key)
+        pure = tool.effect == "pure" and tool.executor == "server" and not tool.approval
+        if pure and known is None:
             running = self._running(tool, call, self.ledger.call_id(call))
             await self.dispatcher.allow(running)
-            ran = await self.dispatcher.run(running)
+            try:
+                ran = await self.dispatcher.run(running)
+            except NeedsAnswer as need:
+                refusal = await self._request(tool, call)
+                return refusal or await self._ask(tool, call, running.call_id, need)
             answer = await self.ledger.pure(call, *ran)
             await self.dispatcher.told(running, ran)
             return answer
-        known = self.ledger.calls.get(call.key)
         if known is None:
             refusal = await self._request(tool, call)
             if refusal is not None:
@@ -58,7 +64,7 @@ class ToolHandler:
             known = self.ledger.calls[call.key]
             pending = self.ledger.journal.state.calls.get(known.request.call_id)
             if pending is not None and pending.stage == "dispatched":
-                return await self._dispatch(tool, call, known.request.call_id, None)
+                return await self._dispatch(tool, call, known.request.call_id)
         return await self._go_on(tool, call, known)
 
     async def _request(self, tool: Tool, call: HostCall) -> HostAnswer | None:
@@ -89,7 +95,7 @@ class ToolHandler:
         pending = ledger.journal.state.calls.get(call_id)
         if pending is not None and pending.stage == "dispatched":
             if "once" not in (tool.effect, known.request.effect):
-                return await self._dispatch(tool, call, call_id, known.approved)
+                return await self._dispatch(tool, call, call_id)
             if "ask" not in (tool.unknown, known.request.policy):
                 return await ledger.resolve(call_id, "unknown")
             await ledger.suspend(call, unknown_wait(call_id, call.function))
@@ -100,10 +106,10 @@ class ToolHandler:
             at = ledger.journal.state.updated_at
             await ledger.suspend(call, outside_wait(tool, call_id, call.function, None, at))
             answer = await ledger.moved_on(call)
-            assert isinstance(answer, HostAnswer)
+            assert answer is not None
             return answer
         await ledger.journal.append(lambda _: [CallDispatched(calls=[call_id])])
-        return await self._dispatch(tool, call, call_id, moved)
+        return await self._dispatch(tool, call, call_id)
 
     async def _without_tool(self, call: HostCall) -> HostAnswer:
         """Settle a call whose tool is gone, as far as it is open; refuse one that is new."""
@@ -126,9 +132,14 @@ class ToolHandler:
                 return moved
         return await ledger.resolve(call_id, "cancelled", error=text)
 
-    async def _dispatch(
-        self, tool: Tool, call: HostCall, call_id: str, approved: CallApproved | None
-    ) -> HostAnswer:
+    async def _ask(self, tool: Tool, call: HostCall, call_id: str, need: NeedsAnswer) -> HostAnswer:
+        """Let a call wait for the answer that its tool needs, and go on with it then."""
+        at = self.ledger.journal.state.updated_at
+        await self.ledger.suspend(call, answer_wait(call_id, call.function, need, at))
+        return await self._go_on(tool, call, self.ledger.calls[call.key])
+
+    async def _dispatch(self, tool: Tool, call: HostCall, call_id: str) -> HostAnswer:
+        approved = self.ledger.calls[call.key].approved
         # Fencing protects the log, not the world: look at the lease right before the effect.
         await self.renew()
         running = self._running(tool, call, call_id, approved)
@@ -142,7 +153,10 @@ class ToolHandler:
             await self.ledger.resolve(call_id, "cancelled", error=str(halted))
             raise
         started = time.monotonic()
-        ran = await self.dispatcher.run(running)
+        try:
+            ran = await self.dispatcher.run(running)
+        except NeedsAnswer as need:
+            return await self._ask(tool, call, call_id, need)
         elapsed = int((time.monotonic() - started) * 1000)
         answer = await self.ledger.resolve(call_id, *ran, elapsed)
         await self.dispatcher.told(running, ran)

@@ -46,6 +46,7 @@ from holdfast.runtime.harness import Acted
 from holdfast.runtime.hooks import Halted
 from holdfast.runtime.journal import Journal
 from holdfast.runtime.shortage import Shortage
+from holdfast.runtime.signals import NeedsAnswer, answer_wait
 from holdfast.runtime.spawning import ChildDraft, Spawning, wish_of
 from holdfast.runtime.tools import Tool, Toolset, not_here, path
 from holdfast.runtime.transcript import Transcript
@@ -203,7 +204,10 @@ class ToolsHarness:
                 case CallRequested(call_id=call_id) if call_id in by_id:
                     by_id[call_id].request = fact
                 case CallApproved(call_id=call_id) if call_id in by_id:
-                    by_id[call_id].approved = fact
+                    gated = by_id[call_id]
+                    # The first is the gate's; later ones let a tool that asked go on.
+                    if gated.request is not None and gated.request.approval:
+                        gated.approved = gated.approved or fact
                 case CallResolved(call_id=call_id) if call_id in by_id:
                     by_id[call_id].resolved = fact
 
@@ -466,7 +470,12 @@ class ToolsHarness:
 
     async def _run(self, running: Running) -> None:
         started = time.monotonic()
-        ran = await self.dispatcher.run(running)
+        try:
+            ran = await self.dispatcher.run(running)
+        except NeedsAnswer as need:
+            at = self.journal.state.updated_at
+            await self._suspend(answer_wait(running.call_id, running.name, need, at))
+            return
         outcome, value, failure = ran
         result = None if value is None else slot_of_bytes(value.encoding, value.data, "answer")
         elapsed = int((time.monotonic() - started) * 1000)
