@@ -17,6 +17,7 @@ ROOT = Path(__file__).parents[2]
 ADAPTERS = {
     "langgraph": ("langgraph", "langgraph-checkpoint"),
     "openai_agents": ("agents", "openai-agents"),
+    "mcp": ("mcp", "mcp"),
 }
 
 
@@ -71,6 +72,6 @@ def test_what_an_adapter_checks_is_what_its_extra_installs() -> None:
     for file in (ROOT / "src/holdfast/adapters").rglob("*.py"):
         for extra, rest in re.findall(r'needing\(\s*"([\w-]+)",(.*?)\):', file.read_text(), re.S):
             checked.setdefault(extra, set()).update(re.findall(r'"([\w-]+>=[^"]+)"', rest))
-    assert set(checked) >= {"langgraph", "openai-agents"}
+    assert set(checked) >= {"langgraph", "openai-agents", "mcp"}
     for extra, requirements in checked.items():
         assert requirements <= set(extras[extra])
