@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import keyword
 import logging
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +22,7 @@ from mcp.shared.exceptions import MCPError
 import holdfast
 from holdfast.adapters.mcp.connection import Connection, ConnectionLost, Place, place_of
 from holdfast.adapters.mcp.questions import QuestionNotKept, call_tool
+from holdfast.adapters.signatures import python_name, signature
 from holdfast.errors import HoldfastError, InvalidInput
 
 logger = logging.getLogger("holdfast.adapters.mcp")
@@ -156,7 +155,7 @@ class McpServer:
             specs = [spec for spec in specs if spec.name in self._only]
         found: dict[str, OfferedTool] = {}
         for spec in specs:
-            name = _python_name(spec.name)
+            name = python_name(spec.name)
             if name in found:
                 raise InvalidInput(
                     f"MCP server {self.name!r}: the tools {found[name].server_name!r} and "
@@ -208,7 +207,7 @@ class McpServer:
         return holdfast.Tool(
             item.name,
             call,
-            signature=_signature(item.spec.input_schema),
+            signature=signature(item.spec.input_schema),
             doc=item.spec.description or item.spec.title or "",
             effect=item.effect,
             approval=gated,
@@ -259,39 +258,6 @@ async def _listed(client: Client) -> tuple[list[types.Tool], str | None]:
         cursor = page.next_cursor
         if cursor is None:
             return found, client.instructions
-
-
-def _python_name(name: str) -> str:
-    made = re.sub(r"\W", "_", name, flags=re.ASCII).strip("_")
-    if not made or made[0].isdigit() or keyword.iskeyword(made):
-        made = f"tool_{made}"
-    return made
-
-
-def _signature(schema: Mapping[str, Any]) -> str:
-    """Return the stub under which code calls a tool; optional arguments are left out as None."""
-    properties: Mapping[str, Any] = schema.get("properties") or {}
-    required = set(schema.get("required", ()))
-    if not all(name.isidentifier() and not keyword.iskeyword(name) for name in properties):
-        return "(**arguments)"
-    parts = [f"{name}: {_hint(properties[name])}" for name in properties if name in required]
-    parts += [
-        f"{name}: {_hint(properties[name])} = {_default(properties[name])}"
-        for name in properties
-        if name not in required
-    ]
-    return f"({', '.join(parts)})"
-
-
-def _hint(schema: Any) -> str:
-    kind = schema.get("type") if isinstance(schema, dict) else None
-    names = {"string": "str", "integer": "int", "number": "float", "boolean": "bool"}
-    return {**names, "array": "list", "object": "dict"}.get(str(kind), "object")
-
-
-def _default(schema: Any) -> str:
-    value = schema.get("default") if isinstance(schema, dict) else None
-    return repr(value) if isinstance(value, str | int | float | bool) else "None"
 
 
 def _is_wrapped(schema: Mapping[str, Any] | None) -> bool:
