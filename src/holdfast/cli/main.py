@@ -38,6 +38,7 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
     "Serve": {
         "serve": ("serve", "Serve the HTTP API and the viewer."),
         "view": ("serve", "Open the viewer in the browser."),
+        "mcp": ("mcp", "Serve sessions to MCP clients."),
         "token": ("serve", "Create, list and revoke tokens for the API."),
     },
     "Read": {

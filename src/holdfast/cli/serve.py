@@ -96,7 +96,7 @@ async def _serve(call: Call, options: dict[str, Any], *, browser: bool) -> int:
     if host not in LOOPBACK and not options["allow_remote"]:
         raise InvalidInput(f"{host!r} can be reached by other machines; say --allow-remote")
     options.pop("allow_remote")
-    agents = _agents(options.pop("agents"))
+    agents = load_agents(options.pop("agents"))
     _log_changes(options.pop("audit_log"))
     hand_over = options.pop("hand_over")
     recover = not read_only and not hand_over
@@ -125,7 +125,7 @@ async def _serve(call: Call, options: dict[str, Any], *, browser: bool) -> int:
     return 0
 
 
-def _agents(place: str | None) -> Sequence[Any]:
+def load_agents(place: str | None) -> Sequence[Any]:
     """Return the agents that MODULE:NAME holds."""
     if place is None:
         return ()
