@@ -46,6 +46,9 @@ def test_the_audit_is_shown_and_shortened_by_gc(shell):
     assert json.loads(shell.run("audit", "a", "--json").stdout)["audit"] == []
     assert shell.run("verify", "a").returncode == 0
     assert shell.run("gc", "--dry-run", "--audit-days", "1").returncode == 2
+    done = json.loads(shell.run("gc", "--worktrees", "--idle-days", "1", "--json").stdout)
+    assert done["worktrees"] == {"finished": [], "abandoned": [], "deleted": [], "kept": 0}
+    assert "0 worktrees" in shell.run("gc", "--worktrees").stdout
 
 
 def test_a_tenant_is_listed_and_deleted_with_a_certificate(shell):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -67,14 +69,24 @@ def _report_lines(report: VerifyReport) -> list[str]:
 )
 @click.option("--audit-days", type=click.FloatRange(0), help="Remove older audit rows.")
 @click.option("--audit-rows", type=click.IntRange(0), help="Keep so many of each session's rows.")
+@click.option("--worktrees", is_flag=True, help="Remove folders of workflow runs that are over.")
+@click.option(
+    "--idle-days",
+    default=7.0,
+    show_default=True,
+    type=click.FloatRange(0),
+    help="Days after which a run that could be resumed counts as given up.",
+)
 def gc_command(
     call: Call,
     dry_run: bool,
     grace_seconds: float,
     audit_days: float | None,
     audit_rows: int | None,
+    worktrees: bool,
+    idle_days: float,
 ) -> None:
-    """Remove payloads that no session refers to, and audit rows by age and number."""
+    """Remove payloads that no session refers to, audit rows by age and number, and worktrees."""
     shortens = (audit_days, audit_rows) != (None, None)
     if dry_run and shortens:
         raise InvalidInput("--dry-run says nothing of audit rows; leave one of the two out")
@@ -88,11 +100,22 @@ def gc_command(
             before = (datetime.now(UTC) - timedelta(days=audit_days)).isoformat()
         return report, await store.gc_audit(before=before, keep=audit_rows)
 
+    async def folders(store: SessionStore) -> dict[str, Any]:
+        from holdfast.workflows.worktrees import PLACE, collect
+
+        place = PLACE.resolve()
+        return asdict(await collect(store, place, idle_days=idle_days, dry_run=dry_run))
+
     report, gone = with_store(call, work)
     verb = "would remove" if dry_run else "removed"
     audited = f", {count(gone, 'audit row')}" if shortens else ""
+    more: dict[str, Any] = {"audit_rows": gone} if shortens else {}
+    if worktrees:
+        more["worktrees"] = found = with_store(call, folders)
+        removed = sum(len(found[why]) for why in ("finished", "abandoned", "deleted"))
+        audited += f", {count(removed, 'worktree')}"
     call.answer(
-        gc_document(report) | ({"audit_rows": gone} if shortens else {}),
+        gc_document(report) | more,
         f"{verb} {count(report.payloads, 'payload')}, {count(report.bytes, 'byte')}{audited}; "
         f"kept {report.kept:,}",
     )

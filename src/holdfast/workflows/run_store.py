@@ -6,6 +6,7 @@ works on every store, beside a live driver and from any process; reading changes
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -17,6 +18,7 @@ from holdfast.core.state import State
 from holdfast.stores.port import Lease, LeaseInfo, SessionStore
 from holdfast.views.values import read_value
 from holdfast.workflows import artifacts as artifact_views
+from holdfast.workflows import workspace
 from holdfast.workflows.artifacts import Artifact
 from holdfast.workflows.interactions import Interaction, interactions
 from holdfast.workflows.model import Workflow
@@ -30,6 +32,7 @@ from holdfast.workflows.results import (
     result_of,
     state_of,
 )
+from holdfast.workflows.workspace import WorkspaceFailed
 
 PAGE_EVENTS = 500
 
@@ -129,6 +132,14 @@ class RunStore:
                 return one
         known = ", ".join(one.id for one in found) or "none"
         raise CallNotFound(f"run {run!r} asked nobody {interaction_id!r}; it asked: {known}")
+
+    async def diff(self, run: str) -> str:
+        """Return what a run changed in its worktree, whether or not the folder is still there."""
+        state = (await self._state(run)).run
+        place = None if state is None else state.workspace
+        if place is None:
+            raise WorkspaceFailed(f"run {run!r} has no workspace")
+        return await asyncio.to_thread(workspace.diff, place)
 
     # -- who drives it
 

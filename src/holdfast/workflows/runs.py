@@ -21,6 +21,7 @@ from holdfast.core.run_state import due as due_at
 from holdfast.runtime.children import STOP_KEY, TASK_KEY
 from holdfast.runtime.runtime import Runtime
 from holdfast.stores.port import InboxDraft, SessionFilter
+from holdfast.workflows import worktrees
 from holdfast.workflows.builder import Workflow as Builder
 from holdfast.workflows.changes import change_of
 from holdfast.workflows.launching import (
@@ -35,6 +36,7 @@ from holdfast.workflows.registry import Registry
 from holdfast.workflows.results import RunResult
 from holdfast.workflows.run_store import RunStore
 from holdfast.workflows.runner import Runner
+from holdfast.workflows.worktrees import WorktreesRemoved
 
 logger = logging.getLogger("holdfast.workflows")
 
@@ -51,7 +53,7 @@ class Runs(RunStore):
         self._runtime = runtime
         self._engine = runtime.engine
         self._registry = registry or Registry()
-        self._place = place or Path(".holdfast") / "worktrees"
+        self._place = place or worktrees.PLACE
         self._engine.runs = self.take_up
         self.watch: Callable[[str, int], None] | None = None
         """Is told of each run that is driven, and where its log stands."""
@@ -197,6 +199,13 @@ class Runs(RunStore):
                 await self._runtime.answer(asked.session, call_id, value, by=by)
                 return
         await self._runtime.answer(run, call_id, value, by=by)
+
+    async def remove_worktrees(
+        self, *, idle_days: float = worktrees.IDLE_DAYS, dry_run: bool = False
+    ) -> WorktreesRemoved:
+        """Remove the worktrees of runs that are over, were given up or deleted; commits stay."""
+        place = Path(_absolute(self._place))
+        return await worktrees.collect(self._store, place, idle_days=idle_days, dry_run=dry_run)
 
     async def _started(self, run: str, state: RunState) -> RunStarted:
         (event,) = await self._store.read_events(run, after=state.started - 1, limit=1)
