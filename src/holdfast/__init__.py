@@ -13,7 +13,7 @@ from holdfast.core.errors import HoldfastError
 if TYPE_CHECKING:
     from holdfast import errors, results
     from holdfast.core.capability import Capability
-    from holdfast.core.messages import Message
+    from holdfast.core.messages import Image, Message
     from holdfast.models.scripted import ScriptedModel
     from holdfast.runtime.agent import Agent
     from holdfast.runtime.answers import Approve, Deny, Fail
@@ -59,6 +59,7 @@ __all__ = [
     "HoldfastError",
     "Hook",
     "HookContext",
+    "Image",
     "Limits",
     "Message",
     "NeedsAnswer",
@@ -107,6 +108,7 @@ _PLACES = {
     "Hook": "runtime.hooks",
     "HookContext": "runtime.hooks",
     "Limits": "runtime.settings",
+    "Image": "core.messages",
     "Message": "core.messages",
     "NeedsAnswer": "runtime.signals",
     "OutcomeLost": "runtime.signals",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import mimetypes
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -20,6 +21,7 @@ from holdfast.cli.sessions import pair
 from holdfast.cli.wording import form_text
 from holdfast.core.errors import InvalidInput, StoreNotFound
 from holdfast.core.ids import friendly_name
+from holdfast.core.messages import Image
 from holdfast.runtime import results, settle
 from holdfast.runtime.inputs import check_names
 from holdfast.runtime.results import (
@@ -126,18 +128,26 @@ def turn_options(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
-input_option = click.option(
-    "--input",
-    "inputs",
-    multiple=True,
-    metavar="NAME=VALUE",
-    help="A variable for the code: text, or @FILE for a file's text. May be repeated.",
-)
+def input_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options that hand something to the code and the model."""
+    for name, metavar, text in (
+        ("image", "NAME=FILE", "An image for the model to see, and a variable with its bytes."),
+        ("file", "NAME=FILE", "A file that the code reads itself, of any size."),
+        ("input", "NAME=VALUE", "A variable for the code: text, or @FILE for a file's text."),
+    ):
+        function = click.option(
+            f"--{name}",
+            f"{name}s",
+            multiple=True,
+            metavar=metavar,
+            help=f"{text} May be repeated.",
+        )(function)
+    return function
 
 
 @command("run")
 @click.argument("message")
-@input_option
+@input_options
 @click.option("--session-id", metavar="ID", help="Id of the session.  [default: a new one]")
 @click.option(
     "--label",
@@ -152,6 +162,8 @@ def run_command(
     call: Call,
     message: str,
     inputs: tuple[str, ...],
+    files: tuple[str, ...],
+    images: tuple[str, ...],
     session_id: str | None,
     labels: tuple[str, ...],
     quiet: bool,
@@ -160,7 +172,7 @@ def run_command(
 ) -> int:
     """Start a session and work on MESSAGE until the turn ends; `-` reads standard input."""
     text = message_text(message)
-    variables = read_inputs(inputs)
+    variables = read_inputs(inputs, files, images)
     settings["instructions"] = _from_file(settings["instructions"])
     tags = dict(pair(label, "--label") for label in labels)
     # Here, before there is a store that nobody asked for.
@@ -179,7 +191,7 @@ def run_command(
 @command("send")
 @session_argument
 @click.argument("message")
-@input_option
+@input_options
 @click.option("--queue", is_flag=True, help="If the session is busy, wait in its inbox.")
 @click.option("--no-wait", is_flag=True, help="Leave it to a worker, and return at once.")
 @click.option("--takeover", is_flag=True, help="Drive an imported copy that has open work.")
@@ -189,6 +201,8 @@ def send_command(
     session: str,
     message: str,
     inputs: tuple[str, ...],
+    files: tuple[str, ...],
+    images: tuple[str, ...],
     queue: bool,
     no_wait: bool,
     takeover: bool,
@@ -197,7 +211,7 @@ def send_command(
 ) -> int:
     """Send MESSAGE to SESSION (id, beginning of it, or name); `-` reads standard input."""
     text = message_text(message)
-    variables = read_inputs(inputs)
+    variables = read_inputs(inputs, files, images)
 
     async def act(runtime: Runtime, session_id: str) -> TurnResult | None:
         return await runtime.send(
@@ -266,17 +280,31 @@ def _standard_input() -> str:
         raise InvalidInput(f"standard input cannot be read as text: {error}") from error
 
 
-def read_inputs(given: tuple[str, ...]) -> dict[str, str]:
+def read_inputs(
+    given: tuple[str, ...], files: tuple[str, ...] = (), images: tuple[str, ...] = ()
+) -> dict[str, Any]:
     """Return the inputs of a turn; `@FILE` is the text of a file, `@@` an `@`."""
-    inputs: dict[str, str] = {}
-    for text in given:
-        name, value = pair(text, "--input")
-        if name in inputs:
-            raise InvalidInput(f"--input names {name!r} twice")
-        # Here, before there is a session that would be left without a turn.
-        check_names([name])
-        inputs[name] = _from_file(value)
+    readers = (("--input", given, _from_file), ("--file", files, Path), ("--image", images, _image))
+    inputs: dict[str, Any] = {}
+    for option, texts, read in readers:
+        for text in texts:
+            name, value = pair(text, option)
+            if name in inputs:
+                raise InvalidInput(f"{option} names {name!r} twice")
+            # Here, before there is a session that would be left without a turn.
+            check_names([name])
+            inputs[name] = read(value)
     return inputs
+
+
+def _image(value: str) -> Image:
+    kind, _ = mimetypes.guess_type(value)
+    if kind is None or not kind.startswith("image/"):
+        raise InvalidInput(f"{value!r} has no ending of an image, such as .png or .jpeg")
+    try:
+        return Image(Path(value).read_bytes(), kind, Path(value).name)
+    except OSError as error:
+        raise InvalidInput(f"the image {value!r} cannot be read: {error}") from error
 
 
 def _from_file(value: Any) -> Any:

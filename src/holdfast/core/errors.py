@@ -18,7 +18,7 @@ HoldfastError
 ├── Refused                     not here, not like this: the message says what would work
 │   ├── ReadOnlySession · StoreNewer · StoreUnsafe · HandleForked · CapabilityDenied
 │   ├── ConfinementMissing · AgentMissing · NotRestorable · WorkerRefused
-│   ├── ExtraMissing · VersionUnsupported
+│   ├── ExtraMissing · VersionUnsupported · InputFileChanged
 ├── StoreFailed                 the storage failed
 │   ├── NothingWritten          safe to try again
 │   └── OutcomeUnknown          read again before anything else
@@ -215,6 +215,10 @@ class AgentMissing(Refused):
 
 class WorkerRefused(Refused):
     """The machine has no descriptors, processes or memory left for a worker."""
+
+
+class InputFileChanged(Refused):
+    """A file that was handed to a session as an input is not what it was any more."""
 
 
 class NotRestorable(Refused):

@@ -39,7 +39,7 @@ from holdfast.core.messages import Message, observation
 from holdfast.core.payloads import slot
 from holdfast.core.state import State, lost_leaves
 from holdfast.runtime import blueprint as blueprints
-from holdfast.runtime import budget, inbox, inputs, results, settle
+from holdfast.runtime import budget, inbox, input_files, inputs, results, settle
 from holdfast.runtime.blueprint import Blueprint
 from holdfast.runtime.children import (
     STOP_KEY,
@@ -94,12 +94,15 @@ class Work:
     when_busy: str = "queue"  # queue, steer or interrupt
     scope: Scope | None = field(default=None, repr=False)
     output: dict[str, Any] | None = None  # the schema that a parent asks for
+    files: dict[str, dict[str, Any]] = field(default_factory=dict)  # path, size and digest
 
     def draft(self, key: str) -> InboxDraft:
         """Return the work as it waits in the inbox."""
         inputs.input_slots(self.inputs)
         record, binaries = messages.to_record(self.message)
         value: dict[str, Any] = {"message": record, "binaries": binaries, "inputs": self.inputs}
+        if self.files:
+            value["files"] = self.files
         if self.when_busy != "queue":
             value["when_busy"] = self.when_busy
         if self.scope is not None and self.scope.reference is not None:
@@ -113,7 +116,8 @@ class Work:
         """Return the work that an inbox item asks for."""
         message = messages.from_record(value["message"], value["binaries"])
         busy, scope = value.get("when_busy", "queue"), _stored_scope(value)
-        return cls(message, value["inputs"], item.key, item, busy, scope, value.get("output"))
+        files, output = value.get("files", {}), value.get("output")
+        return cls(message, value["inputs"], item.key, item, busy, scope, output, files)
 
     @property
     def admission(self) -> list[Fact]:
@@ -347,10 +351,10 @@ class Driver:
         return await results.of(self._store, self.lease.session, put, head=self.state.head)
 
     async def _open_turn(self, loop: TurnLoop, work: Work) -> None:
-        slots = inputs.input_slots(work.inputs)
+        slots = inputs.input_slots(work.inputs) | input_files.slots(work.files)
         message = work.message
         content, parts = message_slots(message)
-        card = inputs.cards(work.inputs)
+        card = inputs.cards(work.inputs, work.files)
         shown = [message, *([observation(card)] if card else [])]
         loop.output_schema = work.output
         if work.output is None:

@@ -12,6 +12,7 @@ from typing import Any
 
 from holdfast.core.errors import InvalidInput
 from holdfast.core.payloads import Slot, slot
+from holdfast.runtime import input_files
 from holdfast.runtime.tools import RESERVED_NAMES
 
 PREVIEW_CHARACTERS = 160
@@ -34,12 +35,14 @@ def input_slots(inputs: Mapping[str, Any]) -> dict[str, Slot]:
     return {name: slot(value, "input") for name, value in inputs.items()}
 
 
-def cards(inputs: Mapping[str, Any]) -> str:
+def cards(inputs: Mapping[str, Any], files: Mapping[str, Mapping[str, Any]] | None = None) -> str:
     """Return what the model is told about inputs; empty without any."""
-    if not inputs:
+    told = {name: _described(value) for name, value in inputs.items()}
+    told |= {name: input_files.card(record) for name, record in (files or {}).items()}
+    if not told:
         return ""
     # In the order of the record, which keeps no other: a replay must tell the same.
-    lines = [f"- {name}: {_described(inputs[name])}" for name in sorted(inputs)]
+    lines = [f"- {name}: {told[name]}" for name in sorted(told)]
     return "Variables that are defined now:\n" + "\n".join(lines)
 
 

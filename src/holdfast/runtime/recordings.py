@@ -40,6 +40,7 @@ from holdfast.models.port import ModelReply, Usage
 from holdfast.models.recorded import LeafKey, RecordedAnswer, RecordedSession, Recording
 from holdfast.runtime import strategies
 from holdfast.runtime.calls import Ledger, nanoseconds, pages
+from holdfast.runtime.input_files import KIND
 from holdfast.runtime.journal import Journal
 from holdfast.stores.port import SessionStore
 from holdfast.views.messages import Kept, kept_entries, read_message
@@ -62,6 +63,7 @@ class RecordedTurn:
 
     turn: int
     inputs: dict[str, Any]
+    files: dict[str, dict[str, Any]] = field(default_factory=dict)
     message: Message | None = None
     status: str = "open"
     error: Any = None
@@ -273,7 +275,11 @@ class _Loader:
                     found.turns.append(RecordedTurn(1, {}, inherited=True))
             case TurnStarted():
                 given = {name: await self._value(item) for name, item in fact.inputs.items()}
-                found.turns.append(RecordedTurn(fact.turn, given, configured=self._configured))
+                kinds = {name: item.kind for name, item in fact.inputs.items()}
+                files = {name: given.pop(name) for name in kinds if kinds[name] == KIND}
+                found.turns.append(
+                    RecordedTurn(fact.turn, given, files, configured=self._configured)
+                )
                 found.output_schema = await self._value(fact.output_schema)
             case TurnReopened():
                 found.turns[-1].broken = "it was tried again"

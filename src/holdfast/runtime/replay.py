@@ -170,7 +170,7 @@ async def _replay(store: SessionStore, session: str, hooks: Sequence[Hook] = ())
                 if turn.message is None:
                     await driver.resume(force=False)
                 else:
-                    await driver.send(Work(turn.message, turn.inputs))
+                    await driver.send(Work(turn.message, turn.inputs, files=turn.files))
             cut = _cut(turn)
             if cut is not None or recording.unrecorded:
                 break

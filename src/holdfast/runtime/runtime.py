@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import secrets
 from collections.abc import Callable, Coroutine, Generator, Iterable, Mapping
 from dataclasses import replace
@@ -37,7 +38,7 @@ from holdfast.core.messages import Message, user
 from holdfast.core.state import State
 from holdfast.kernels.choose import Kernels
 from holdfast.models.port import Model
-from holdfast.runtime import answers, results, schemas
+from holdfast.runtime import answers, input_files, results, schemas
 from holdfast.runtime import blueprint as blueprints
 from holdfast.runtime.agent import Agent, by_name, check_model_of
 from holdfast.runtime.blueprint import Blueprint
@@ -49,6 +50,7 @@ from holdfast.runtime.embedding import Embedding
 from holdfast.runtime.engine import Engine
 from holdfast.runtime.erasing import Erasure, erase
 from holdfast.runtime.forks import fork_session
+from holdfast.runtime.inputs import check_names
 from holdfast.runtime.results import Final, Pending, Queued, Stopped, TurnResult
 from holdfast.runtime.scope import Guards, Scope, scope_of
 from holdfast.runtime.session import AnySession, Session, WhenBusy, id_of
@@ -348,15 +350,30 @@ class Runtime(Embedding):
             key = key or _new_key()  # the reference is stored with the message
         busy = "queue" if when_busy == "error" else when_busy
         guards = self.engine.guards
+        content, given, named = input_files.split(content, inputs or {})
+        check_names(named)
+        files = await self._described(session_id, {name: given.pop(name) for name in named})
         content = guards.redacted_message("message", content)
-        bound = {name: guards.redacted("input", value) for name, value in (inputs or {}).items()}
-        work = Work(content, bound, key, when_busy=busy, scope=acts_for)
+        bound = {name: guards.redacted("input", value) for name, value in given.items()}
+        work = Work(content, bound, key, when_busy=busy, scope=acts_for, files=files)
         if not wait:
             return await self._put(session_id, work)
         if timeout is None:
             return await self._send(session_id, work, when_busy, takeover)
         sending = self._send(session_id, work, when_busy, takeover)
         return await self._within(timeout, session_id, str(work.key), sending)
+
+    async def _described(
+        self, session_id: str, files: Mapping[str, os.PathLike[Any]]
+    ) -> dict[str, dict[str, Any]]:
+        """Return what the log is to have of files that are inputs."""
+        if not files:
+            return {}
+        plan = await blueprints.load(self.engine.store, session_id)
+        return {
+            name: await input_files.described(name, path, plan.capability)
+            for name, path in files.items()
+        }
 
     async def _send(
         self, session_id: str, work: Work, when_busy: WhenBusy, takeover: bool

@@ -47,6 +47,7 @@ from holdfast.runtime.handlers.leaf import LeafHandler
 from holdfast.runtime.handlers.question import QuestionHandler
 from holdfast.runtime.handlers.tool import ToolHandler
 from holdfast.runtime.harness import Acted
+from holdfast.runtime.input_files import InputFiles
 from holdfast.runtime.journal import Journal, namespace
 from holdfast.runtime.settle import calls_settled
 from holdfast.runtime.shortage import Shortage
@@ -84,6 +85,7 @@ class CodeHarness:
         self._kernel: KernelSession | None = None
         self._name = blueprint.settings.kernel
         self._vars: str | None = None  # the checkpoint that the kernel holds
+        self._files = InputFiles(journal.store, journal.session)
         self._waiting: list[str] = []  # the calls that the cell which was given up waits for
 
     @property
@@ -120,6 +122,8 @@ class CodeHarness:
             return None, []
         kernel = await self._opened()
         self._vars = ""  # neither the old one nor one that the log has
+        self._files.add(inputs.values())
+        await self._files.check()
         for name, item in inputs.items():
             await kernel.set_variable(name, Encoded(item.encoding, item.data or b""))
         kept, chunks = checkpoint_slots(await kernel.checkpoint())
@@ -204,6 +208,9 @@ class CodeHarness:
         """Run one cell; None where it was given up, because it waits for someone outside."""
         state, turn = self.journal.state, self._turn
         number = state.next("eval")
+        if self._kernel is None and state.vars is not None:
+            await self._files.load()  # an earlier driver bound them
+        await self._files.check()
         replay, started_at = self._engine.replay, turn.cell_at
         if replay is None:
             ledger = Ledger(self.journal, turn.turn, turn.step, number)
