@@ -27,12 +27,14 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "stop": ("sessions", "Stop a session."),
         "fork": ("sessions", "Start a session from a head of another."),
         "cancel": ("runs", "End a workflow run; it can be resumed."),
+        "rewind": ("rewind", "Run a part of a workflow run again, as a new run."),
         "worker": ("worker", "Drive whatever has work, beside other workers."),
         "workflow": ("workflow", "Check a workflow file, draw it, run it."),
     },
     "People": {
         "pending": ("people", "List the calls that wait for someone."),
         "answer": ("people", "Answer a call, approve it or deny it."),
+        "signal": ("rewind", "Send a workflow run what one of its nodes waits for."),
         "tick": ("people", "Apply the deadlines that have passed."),
     },
     "Serve": {

@@ -165,7 +165,7 @@ def _chosen(said: dict[str, Any]) -> tuple[str, Any] | None:
     value = said[given[0]]
     match given[0]:
         case "value":
-            return "answer", _json_or_text(value)
+            return "answer", json_or_text(value)
         case "approve":
             return "answer", Approve()
         case "deny":
@@ -179,7 +179,8 @@ def _chosen(said: dict[str, Any]) -> tuple[str, Any] | None:
     return "cancel", None
 
 
-def _json_or_text(text: str) -> Any:
+def json_or_text(text: str) -> Any:
+    """Return a value that was typed: JSON where it is some, else text."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
@@ -187,7 +188,7 @@ def _json_or_text(text: str) -> Any:
 
 
 def _object(text: str) -> dict[str, Any]:
-    found = _json_or_text(text)
+    found = json_or_text(text)
     if not isinstance(found, dict):
         raise InvalidInput(f"--edit {text[:80]!r} is not a JSON object of arguments")
     return found
@@ -249,7 +250,7 @@ def answer_in_place(wait: PendingWait, prompt: Any) -> Any:
 
     note(f"{wait.kind}: {question_text(prompt)}")
     if wait.kind != "approval":
-        return _json_or_text(click.prompt("answer", err=True))
+        return json_or_text(click.prompt("answer", err=True))
     if click.confirm("approve?", err=True):
         return Approve()
     return Deny(click.prompt("reason", default="denied", err=True))

@@ -38,7 +38,7 @@ COLUMNS = (
 )
 
 
-def _options(function: Callable[..., Any]) -> Callable[..., Any]:
+def driving_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """Give a command the options of everything that drives a run."""
     for option in (
         click.option(
@@ -90,7 +90,7 @@ def offered_registry(offered: dict[str, Any]) -> Registry:
     )
 
 
-async def _with_runs(
+async def drive_here(
     call: Call,
     options: dict[str, Any],
     quiet: bool,
@@ -144,7 +144,7 @@ def _document(result: RunResult) -> dict[str, Any]:
     }
 
 
-def _told(call: Call, outcome: tuple[RunResult | None, int]) -> int:
+def told(call: Call, outcome: tuple[RunResult | None, int]) -> int:
     """Report a run, and what to type next."""
     result, code = outcome
     if result is None:
@@ -176,7 +176,7 @@ def _told(call: Call, outcome: tuple[RunResult | None, int]) -> int:
 )
 @click.option("--run-id", metavar="ID", help="Id of the run.  [default: a new one]")
 @click.option("--in", "folder", metavar="FOLDER", help="Where its workspace is.  [default: here]")
-@_options
+@driving_options
 def run_command(
     call: Call,
     file: str,
@@ -202,7 +202,7 @@ def run_command(
             note(f"run {run}")
         return await runs.drive(run)
 
-    return _told(call, asyncio.run(_with_runs(call, options, quiet, work)))
+    return told(call, asyncio.run(drive_here(call, options, quiet, work)))
 
 
 async def run_above(store: SessionStore, session: str) -> str | None:
@@ -241,7 +241,7 @@ def resume_run(
     async def work(runs: Runs) -> RunResult:
         return await runs.resume(run, **how)
 
-    return _told(call, asyncio.run(_with_runs(call, options, quiet, work)))
+    return told(call, asyncio.run(drive_here(call, options, quiet, work)))
 
 
 @command("resume")
@@ -249,7 +249,7 @@ def resume_run(
 @click.option("--stored", is_flag=True, help="With the workflow as it was, whatever the file says.")
 @click.option("--changed", is_flag=True, help="With the file as it is now; this is recorded.")
 @click.option("--by", help="Who asks for it.")
-@_options
+@driving_options
 def resume_command(call: Call, session: str, quiet: bool, **how: Any) -> int:
     """Go on with a run that failed, was cancelled or interrupted, or got an answer."""
     run = with_store(call, lambda store: find_session(store, session)).id
@@ -266,7 +266,7 @@ def cancel_command(call: Call, session: str, by: str | None) -> int:
         found = await find_session(runs.store, session)
         return await runs.cancel(found.id, by=by)
 
-    return _told(call, asyncio.run(_with_runs(call, {}, True, work)))
+    return told(call, asyncio.run(drive_here(call, {}, True, work)))
 
 
 @command("runs")

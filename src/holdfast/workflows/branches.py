@@ -108,7 +108,8 @@ class Branches:
         for branch in deepest_first(opening):
             cursor = self._run.cursors[branch]
             node = self._graph.node(cursor.node)
-            chosen = not node.asks or cursor.resolved is not None
+            # Without a call, what it chose is taken over from another run.
+            chosen = not node.asks or cursor.resolved is not None or cursor.call is None
             if chosen and not stopping and not self.is_closing(branch):
                 self._open(branch, node)
         forks = sorted(self._run.forks, key=lambda key: -self._run.forks[key].branch.count("/"))
@@ -159,11 +160,16 @@ class Branches:
             )
 
     def _chosen(self, branch: str) -> list[str]:
-        resolved = self._run.cursors[branch].resolved
-        assert resolved is not None
-        fact = self._values.fact(resolved, self._batch)
+        cursor = self._run.cursors[branch]
+        node = self._graph.node(cursor.node)
+        if cursor.call is None:
+            iteration = self._settling.iteration(branch)
+            kept = self._calls.kept(self._batch, branch, node, iteration)
+            assert kept is not None
+            return list(kept.chosen)
+        assert cursor.resolved is not None
+        fact = self._values.fact(cursor.resolved, self._batch)
         assert isinstance(fact, CallResolved)
-        node = self._graph.node(self._run.cursors[branch].node)
         return list(self._calls.meaning(node, fact.result, self._values)[1]["chosen"])
 
     def _open_each(self, branch: str, node: Node) -> None:

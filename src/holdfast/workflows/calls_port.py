@@ -13,7 +13,9 @@ from typing import Any, Protocol
 from holdfast.core.errors import HoldfastError
 from holdfast.core.facts import CallResolved, Fact
 from holdfast.core.payloads import Slot
+from holdfast.core.run_facts import NodeFinished
 from holdfast.core.state import PendingCall, State
+from holdfast.workflows.batch import Batch
 from holdfast.workflows.environment import Environment
 from holdfast.workflows.model import Node
 from holdfast.workflows.values import Values
@@ -49,6 +51,15 @@ class Start:
     error: Any = None
 
 
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """An execution of another run whose result can be taken over."""
+
+    seq: int
+    input: str | None  # content id of what it was given
+    chosen: tuple[str, ...] = ()  # where it led to, of a router that fans out
+
+
 class Calls(Protocol):
     """The ledger, as the scheduler sees it."""
 
@@ -70,6 +81,16 @@ class Calls(Protocol):
 
     def commit_of(self, call_id: str) -> str | None:
         """Return the commit of the workspace as a call left it, if it changed anything."""
+        ...
+
+    def kept(
+        self, batch: Batch, branch: str, node: Node, iteration: Mapping[str, int]
+    ) -> Kept | None:
+        """Return what another run finished in place of an execution, if it can be taken over."""
+        ...
+
+    def taken_over(self, kept: Kept) -> NodeFinished:
+        """Return the outcome of an execution that is taken over."""
         ...
 
 
@@ -98,3 +119,13 @@ class PlainCalls:
     def commit_of(self, call_id: str) -> str | None:
         """Return nothing: no files are kept."""
         return None
+
+    def kept(
+        self, batch: Batch, branch: str, node: Node, iteration: Mapping[str, int]
+    ) -> Kept | None:
+        """Return nothing: the run goes its own way."""
+        return None
+
+    def taken_over(self, kept: Kept) -> NodeFinished:
+        """Refuse: nothing is taken over."""
+        raise NotImplementedError

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from holdfast.core.facts import CallResolved
 from holdfast.core.run_facts import (
     ArtifactWritten,
     BranchStarted,
@@ -108,6 +109,19 @@ class Environment(Mapping[str, Any]):
             if node in cursor.outputs:
                 return self._outcome(cursor.outputs[node])
         return None
+
+    def ended(self, node: str) -> tuple[int, NodeFinished, CallResolved | None] | None:
+        """Return how a node ended last, and the outcome of its call where it is not written yet."""
+        seq = next((one.outputs[node] for one in self._cursors() if node in one.outputs), None)
+        if seq is None:
+            return None
+        fact = self._values.fact(seq, self._batch)
+        assert isinstance(fact, NodeFinished)
+        calls = f"{node}.{fact.execution}."
+        for one in self._batch.facts:
+            if isinstance(one, CallResolved) and one.call_id.startswith(calls):
+                return seq, fact, one
+        return seq, fact, None
 
     def _outcome(self, seq: int | None) -> Any:
         if seq is None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from holdfast.core.facts import CallResolved, Fact
-from holdfast.core.run_facts import NodeStarted, WorkspaceFinalised, WorkspaceOpened
+from holdfast.core.run_facts import NodeFinished, NodeStarted, WorkspaceFinalised, WorkspaceOpened
 from holdfast.core.run_state import WorkspaceState
 from holdfast.core.state import State
 from holdfast.workflows import workspace as workspaces
@@ -48,6 +48,21 @@ async def commit(
         if one is not None:
             found[call] = one
     return found
+
+
+async def adopt(place: WorkspaceState | None, run: str, after: int, facts: Sequence[Fact]) -> None:
+    """Make the files those of results that were taken over from another run, and keep them."""
+    if place is None or place.kind != "worktree":
+        return
+    found = [
+        (seq, fact.commit)
+        for seq, fact in enumerate(facts, after + 1)
+        if isinstance(fact, NodeFinished) and fact.reused is not None and fact.commit is not None
+    ]
+    for seq, commit in found:
+        await asyncio.to_thread(workspaces.keep, place, run, seq, commit)
+    if found:
+        await restore(place)
 
 
 def before_the_end(facts: list[Fact]) -> list[Fact]:

@@ -43,6 +43,7 @@ MODEL_CAUSES: Mapping[str, str] = {
     "model_timeout": "timeout",
     "context_too_long": "context_length",
     "invalid_output": "schema_invalid",
+    "output_invalid": "schema_invalid",
 }
 """What the failure of a session means for the node that it works for, by the error's code."""
 

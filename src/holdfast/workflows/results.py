@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
 
 from holdfast.core.errors import NotFound, SessionNotFound
+from holdfast.core.facts import CallSuspended
 from holdfast.core.ids import friendly_name
 from holdfast.core.run_facts import RunFailed, RunFinished, RunStarted
 from holdfast.core.run_state import OPEN, PAUSED
@@ -31,12 +33,19 @@ class RunResult:
     waiting: tuple[str, ...] = ()
     until: str | None = None
     executions: int = 0
+    signals: tuple[str, ...] = ()
+    assignees: tuple[str, ...] = ()
 
     @property
     def next_to_act(self) -> str:
         """Return who has to act next."""
         if self.status == PAUSED:
-            return "people" if self.waiting else "nobody: it goes on by itself"
+            if self.signals and len(self.signals) == len(self.waiting):
+                return f"whoever sends: {', '.join(self.signals)}"
+            if self.waiting:
+                named = ", ".join(self.assignees)
+                return f"people: {named}" if named else "people"
+            return "nobody: it goes on by itself" + (f" at {self.until}" if self.until else "")
         return {
             "running": "nobody: it is at work",
             "interrupted": "whoever resumes it",
@@ -105,8 +114,26 @@ async def result_of(store: SessionStore, run: str) -> RunResult:
             about |= {"code": fact.code, "error": told.get("message"), "node": fact.node}
     if found.status == PAUSED:
         waiting = [call.call_id for call in state.calls.values() if call.stage == "suspended"]
-        about |= {"waiting": tuple(waiting), "until": found.until}
+        about |= {
+            "waiting": tuple(waiting),
+            "until": found.until,
+            "signals": tuple([name async for name in _signals(store, state)]),
+            "assignees": tuple(
+                dict.fromkeys(call.assignee for call in state.calls.values() if call.assignee)
+            ),
+        }
     return RunResult(run, found.status, **about)
+
+
+async def _signals(store: SessionStore, state: State) -> AsyncIterator[str]:
+    """Yield the names of the signals that a run waits for."""
+    for call in state.calls.values():
+        if call.waits_for != "signal" or call.wait_seq is None:
+            continue
+        (event,) = await store.read_events(state.session, after=call.wait_seq - 1, limit=1)
+        fact = event.fact()
+        if isinstance(fact, CallSuspended) and fact.prompt is not None:
+            yield str(await read_value(store, state.session, fact.prompt))
 
 
 async def state_of(store: SessionStore, run: str) -> State:

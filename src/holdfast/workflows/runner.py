@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,7 @@ from holdfast.core.state import State
 from holdfast.core.status import STOP_REQUESTED
 from holdfast.runtime import answers, inbox
 from holdfast.runtime import blueprint as blueprints
-from holdfast.runtime.children import TASK_KEY, Children, is_wanted, report
+from holdfast.runtime.children import TASK_KEY, Children, is_wanted, report, schema_of
 from holdfast.runtime.driver import Driver, Work
 from holdfast.runtime.engine import Engine
 from holdfast.runtime.inbox import InboxRest
@@ -52,9 +53,12 @@ from holdfast.workflows.loading import load
 from holdfast.workflows.model import Workflow
 from holdfast.workflows.nodes.agent import AgentPlan, plan_agent
 from holdfast.workflows.nodes.calls import NodeCalls, is_child
+from holdfast.workflows.nodes.continuing import continued
 from holdfast.workflows.plan import Plan
 from holdfast.workflows.reading import read_document
 from holdfast.workflows.registry import Registry
+from holdfast.workflows.results import launch_options
+from holdfast.workflows.rewinding import Reuse, read_reuse
 from holdfast.workflows.schedule import advance
 from holdfast.workflows.slots import is_waiting
 from holdfast.workflows.values import Values, ValuesMissing
@@ -70,7 +74,7 @@ def task_draft(task: Any, inputs: Mapping[str, Any], output: Any) -> InboxDraft:
         return InboxDraft(
             key=TASK_KEY, kind="message", content=slot({"launch": dict(task)}, "input")
         )
-    return Work(messages.user(str(task)), dict(inputs)).draft(TASK_KEY)
+    return Work(messages.user(str(task)), dict(inputs), output=schema_of(output)).draft(TASK_KEY)
 
 
 class Runner:
@@ -143,8 +147,12 @@ class Runner:
         flow, started = first_fact(launch)
         facts: list[Fact] = [inbox.admitted(item), started]
         if flow.workspace.kind != "none":
-            at = Path(launch.get("folder") or ".")
-            facts.append(await files.open(flow.workspace, self._journal.session, self._place, at))
+            wanted, at = flow.workspace, Path(launch.get("folder") or ".")
+            if "base" in launch:  # of the run that it was rewound from
+                wanted = replace(wanted, base=launch["base"])
+            elif "directory" in launch:
+                wanted = replace(wanted, path=launch["directory"])
+            facts.append(await files.open(wanted, self._journal.session, self._place, at))
         await self._journal.append(lambda _: facts, consumes=[item.key])
         return True
 
@@ -192,6 +200,7 @@ class Runner:
             settings=limits.settings,
             registry=self._registry,
             plans=plans,
+            reuse=await self._reuse(),
         )
         self._attempts = Attempts(
             self._journal, self._registry, self._graph, self._values, self._load
@@ -209,6 +218,15 @@ class Runner:
         assert source is not None
         document: Any = await self._journal.value(source)
         return read_document(document)
+
+    async def _reuse(self) -> Reuse | None:
+        """Return what is taken over from the run that this one was rewound from, if it was."""
+        options = await launch_options(self._engine.store, self._journal.session)
+        if "rewind" not in options:
+            return None
+        return await read_reuse(
+            self._engine.store, self._journal.session, self.state.seq, options["rewind"]
+        )
 
     async def _fact(self, seq: int) -> Fact:
         (event,) = await self._engine.store.read_events(
@@ -235,7 +253,25 @@ class Runner:
                 if not await self._arrived():
                     return
                 continue
+            if await self._is_left(plan):
+                if not await self._arrived():
+                    await self._interrupted("a session that a node waits for was left")
+                    return
+                continue
             finished = await self._wait(plan)
+
+    async def _is_left(self, plan: Plan) -> bool:
+        """Tell whether all that the run waits for are sessions which nobody drives any more."""
+        if self._run.status != RUNNING or plan.wake is not None:
+            return False
+        if self._attempts.tasks or self._children.busy or not self.state.calls:
+            return False
+        for call in self.state.calls.values():
+            if is_waiting(call):
+                continue
+            if call.child is None or await self._engine.store.lease_of(call.child) is not None:
+                return False
+        return any(not is_waiting(call) for call in self.state.calls.values())
 
     async def _step(self, finished: list[CallResolved]) -> Plan:
         """Schedule once: append what follows, and begin what it says."""
@@ -277,6 +313,9 @@ class Runner:
         after = self.state.seq
         await self._journal.append(lambda _: facts, **given)
         self._values.learn_batch(after, facts)
+        if self._calls.reuse is not None:
+            self._calls.reuse.learn(facts)
+            await files.adopt(self._run.workspace, self._journal.session, after, facts)
 
     async def _plan(self, finished: list[CallResolved]) -> Plan:
         while True:
@@ -290,6 +329,12 @@ class Runner:
 
     async def _load(self, missing: ValuesMissing) -> None:
         """Bring what scheduling needs of the log, and what it will need next."""
+        if missing.reused is not None and self._calls.reuse is not None:
+            await self._calls.reuse.load(missing.reused)
+        if missing.continued is not None:
+            self._calls.continued[missing.continued[0]] = await continued(
+                self._engine.store, self._journal.session, *missing.continued
+            )
         await load(self._engine.store, self._values, self._journal.session, self._run, missing)
 
     async def _mark_waiting_children(self) -> bool:
@@ -362,9 +407,9 @@ class Runner:
         over = [call_id for call_id, task in self._attempts.tasks.items() if task.done()]
         return [self._attempts.tasks.pop(call_id).result() for call_id in over]
 
-    async def _interrupted(self) -> None:
+    async def _interrupted(self, reason: str = "broken off") -> None:
         """Record that driving was broken off on purpose; another driver goes on."""
         for task in list(self._attempts.tasks.values()):
             await ended(task)
         if self.state.run is not None and self._run.status == RUNNING:
-            await self._journal.append(lambda _: [RunInterrupted(reason="broken off")])
+            await self._journal.append(lambda _: [RunInterrupted(reason=reason)])

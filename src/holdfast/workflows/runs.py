@@ -34,8 +34,11 @@ from holdfast.workflows.model import Workflow
 from holdfast.workflows.reading import load
 from holdfast.workflows.registry import Registry
 from holdfast.workflows.results import RunResult
+from holdfast.workflows.rewind_runs import rewind_plan, rewound
+from holdfast.workflows.rewinding import Again
 from holdfast.workflows.run_store import RunStore
 from holdfast.workflows.runner import Runner
+from holdfast.workflows.signals import waiting_for
 from holdfast.workflows.worktrees import WorktreesRemoved
 
 logger = logging.getLogger("holdfast.workflows")
@@ -95,6 +98,46 @@ class Runs(RunStore):
             run, InboxDraft(key=TASK_KEY, kind="message", content=slot({"launch": launch}, "input"))
         )
         return run
+
+    async def rewind(
+        self,
+        run: str,
+        to: str | None = None,
+        *,
+        workflow: Workflow | Builder | str | Path | None = None,
+        run_id: str | None = None,
+        by: str | None = None,
+        force: bool = False,
+    ) -> str:
+        """Create a run that takes over another one's results, but for what depends on a node.
+
+        `to` is NODE for all of its executions, NODE:N for one round, or NODE:NAME=N,… where several
+        loops or `each` nodes repeat it. With another `workflow`, nodes that differ run again too.
+        Return the id of the new run; `drive` it.
+        """
+        return await rewound(
+            self._store,
+            self._registry.known(self._engine.agents),
+            run,
+            to,
+            workflow=None if workflow is None else _model(workflow),
+            run_id=run_id,
+            by=by,
+            force=force,
+        )
+
+    async def rewinding(
+        self,
+        run: str,
+        to: str | None = None,
+        *,
+        workflow: Workflow | Builder | str | Path | None = None,
+    ) -> list[Again]:
+        """Return what of a run would run again if it were rewound, without doing anything."""
+        plan = await rewind_plan(
+            self._store, run, to, None if workflow is None else _model(workflow)
+        )
+        return plan.again
 
     async def run(
         self,
@@ -206,6 +249,18 @@ class Runs(RunStore):
         """Remove the worktrees of runs that are over, were given up or deleted; commits stay."""
         place = Path(_absolute(self._place))
         return await worktrees.collect(self._store, place, idle_days=idle_days, dry_run=dry_run)
+
+    async def signal(
+        self, run: str, name: str, value: Any = None, *, by: str | None = None
+    ) -> list[str]:
+        """Give a run the signal that some of its nodes wait for; durable on return.
+
+        Return their calls. A signal for which no node waits is refused.
+        """
+        found = await waiting_for(self._store, run, name)
+        for call_id in found:
+            await self._runtime.answer(run, call_id, value, by=by)
+        return found
 
     async def _started(self, run: str, state: RunState) -> RunStarted:
         (event,) = await self._store.read_events(run, after=state.started - 1, limit=1)

@@ -89,6 +89,8 @@ class Settling:
     def start(self, branch: str, *, has_slot: bool) -> None:
         """Begin the node that a branch stands at, if it may."""
         node = self.node(branch)
+        if node.calls and self._take_over(branch, node):
+            return
         if node.calls and not has_slot and node.kind not in NO_SLOT:
             return
         if self._is_over_budget(node):
@@ -110,7 +112,39 @@ class Settling:
             self._begin(branch, node, None)
             self.failure(branch, "expression", error_slot("expression", str(error)))
 
-    def _begin(self, branch: str, node: Node, given: Slot | None, call: str | None = None) -> None:
+    def _take_over(self, branch: str, node: Node) -> bool:
+        """Take over what the run that this one was rewound from has finished; tell if it did."""
+        kept = self._calls.kept(self._batch, branch, node, self.iteration(branch))
+        if kept is None:
+            return False
+        try:
+            given = _slot_of(self._input(branch, node))
+        except ExpressionFailed:
+            return False
+        if (None if given is None else given.id) != kept.input:
+            return False  # it was given something else there
+        if node.forks:  # where it led to is looked up when its branches are opened
+            self._begin(branch, node, given, free=True)
+            return True
+        found = self._calls.taken_over(kept)
+        self._begin(branch, node, given, free=True)
+        if found.status == "ok":
+            value = None if found.output is None else self._values.value(found.output)
+            self.success(branch, found.output, value, taken=found)
+        else:
+            assert found.error is not None
+            self.failure(branch, str(found.code), found.error, final=True, reused=found.reused)
+        return True
+
+    def _begin(
+        self,
+        branch: str,
+        node: Node,
+        given: Slot | None,
+        call: str | None = None,
+        *,
+        free: bool = False,
+    ) -> None:
         self._batch.add(
             NodeStarted(
                 execution=self._batch.state.next("execution"),
@@ -120,7 +154,7 @@ class Settling:
                 iteration=self.iteration(branch),
                 input=given,
                 call=call,
-                free=node.free,
+                free=free or node.free,
             )
         )
 
@@ -316,17 +350,25 @@ class Settling:
             **fields,
         )
 
-    def success(self, branch: str, output: Slot | None, value: Any) -> None:
-        """End an execution well, publish what it gave, and take an edge."""
+    def success(
+        self, branch: str, output: Slot | None, value: Any, taken: NodeFinished | None = None
+    ) -> None:
+        """End an execution well, publish what it gave, and take an edge.
+
+        `taken` is the outcome in another run, where it was taken over from there.
+        """
         node, cursor = self.node(branch), self.cursor(branch)
         problem = self._problem(node, value) if node.kind == "compute" else None
         if problem is not None:
             self.failure(branch, "schema_invalid", error_slot("schema_invalid", problem))
             return
         commit = self._calls.commit_of(cursor.call) if cursor.call is not None else None
+        reused = None
+        if taken is not None:
+            commit, reused = taken.commit, taken.reused
         mark = self._batch.mark()
         try:
-            self._batch.add(self._end(branch, output=output, commit=commit))
+            self._batch.add(self._end(branch, output=output, commit=commit, reused=reused))
             if node.publish is not None and output is not None:
                 self._publish(branch, node, output)
             self._edges.leave(branch, node, "ok", output=value)
@@ -350,7 +392,15 @@ class Settling:
             )
         )
 
-    def failure(self, branch: str, code: str, error: Slot, *, final: bool = False) -> None:
+    def failure(
+        self,
+        branch: str,
+        code: str,
+        error: Slot,
+        *,
+        final: bool = False,
+        reused: dict[str, str | int] | None = None,
+    ) -> None:
         """Try again, ask a person, take a failure edge, or let the branch fail."""
         node, cursor = self.node(branch), self.cursor(branch)
         rule = rule_for(code, node.retry, self._graph.workflow.retry)
@@ -362,7 +412,7 @@ class Settling:
             if rule.then == "ask":
                 self._ask(branch, code, error)
                 return
-        self._batch.add(self._end(branch, status="failed", code=code, error=error))
+        self._batch.add(self._end(branch, status="failed", code=code, error=error, reused=reused))
         mark = self._batch.mark()
         try:
             self._edges.leave(branch, node, "failure", error=self._values.value(error))

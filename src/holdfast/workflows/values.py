@@ -11,10 +11,10 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from holdfast.core.events import Event
-from holdfast.core.facts import Fact
+from holdfast.core.facts import CallResolved, Fact
 from holdfast.core.payloads import Slot, from_record, manifest, slot, to_record
 from holdfast.core.records import parse
-from holdfast.core.run_facts import BranchFinished
+from holdfast.core.run_facts import BranchFinished, NodeFinished
 from holdfast.core.run_state import RunState
 from holdfast.core.values import decode
 from holdfast.workflows.batch import Batch
@@ -36,12 +36,16 @@ class ValuesMissing(Exception):
         payloads: Iterable[Slot] = (),
         fork: tuple[int, int] | None = None,
         foreign: tuple[str, str] | None = None,
+        reused: int | None = None,
+        continued: tuple[int, NodeFinished, CallResolved | None] | None = None,
     ) -> None:
         super().__init__("values are to be loaded")
         self.events = tuple(events)
         self.payloads = tuple(payloads)
         self.fork = fork  # the execution, and the event after which its branches ended
         self.foreign = foreign  # a session, and the id of its final value
+        self.continued = continued  # how a node ended whose conversation goes on
+        self.reused = reused  # an event of the run that this one was rewound from
 
 
 class Values:

@@ -129,6 +129,12 @@ def commit(workspace: WorkspaceState, run: str, seq: int, message: str) -> str |
     return made
 
 
+def keep(workspace: WorkspaceState, run: str, seq: int, made: str) -> None:
+    """Keep a commit of another run for as long as this one is there."""
+    assert workspace.repository is not None
+    git(Path(workspace.repository), "update-ref", ref_of(run, seq), made)
+
+
 def _parent(folder: Path, known: str) -> str:
     """Return the commit to build on: that of the node itself, where it made some."""
     head = git(folder, "rev-parse", "HEAD").strip()

@@ -14,21 +14,25 @@ from typing import Any
 from holdfast.core.facts import BudgetReserved, CallResolved, CallSuspended, Fact, SessionStarted
 from holdfast.core.forms import data_of
 from holdfast.core.payloads import Slot, manifest, slot
+from holdfast.core.run_facts import NodeFinished
 from holdfast.core.state import PendingCall, State, call_reservation
 from holdfast.runtime import budget
 from holdfast.runtime.children import Posts, child_id, stops
 from holdfast.runtime.settings import Settings
 from holdfast.runtime.settle import outcome_of
-from holdfast.workflows.calls_port import LimitReached, PlainCalls, Start
+from holdfast.workflows.batch import Batch
+from holdfast.workflows.calls_port import Kept, LimitReached, PlainCalls, Start
 from holdfast.workflows.model import Node, Workflow, schema_document
 from holdfast.workflows.nodes import agent, human, tool, wait, workflow
 from holdfast.workflows.nodes.agent import AgentPlan
 from holdfast.workflows.nodes.common import requested
+from holdfast.workflows.nodes.continuing import Continued
 from holdfast.workflows.recovery import MODEL_CAUSES
 from holdfast.workflows.registry import Registry
+from holdfast.workflows.rewinding import Reuse
 from holdfast.workflows.schemas import Schema
 from holdfast.workflows.settling import Settling
-from holdfast.workflows.values import Values
+from holdfast.workflows.values import Values, ValuesMissing
 
 CHILDREN = frozenset({"agent", "judge", "workflow"})
 
@@ -51,6 +55,8 @@ class NodeCalls(PlainCalls):
     posts: Posts = field(default_factory=list)
     commits: dict[str, str] = field(default_factory=dict)
     foreign: dict[str, Slot] = field(default_factory=dict)  # large values of children, by ref
+    reuse: Reuse | None = None  # of a run that was rewound
+    continued: dict[int, Continued | None] = field(default_factory=dict)
 
     def begin(self) -> None:
         """Forget what belongs to a batch that is planned anew."""
@@ -60,6 +66,17 @@ class NodeCalls(PlainCalls):
     def commit_of(self, call_id: str) -> str | None:
         """Return the commit of the workspace as a call left it."""
         return self.commits.get(call_id)
+
+    def kept(
+        self, batch: Batch, branch: str, node: Node, iteration: Mapping[str, int]
+    ) -> Kept | None:
+        """Return what the run that this one was rewound from finished in place of an execution."""
+        return None if self.reuse is None else self.reuse.find(batch, branch, node, iteration)
+
+    def taken_over(self, kept: Kept) -> NodeFinished:
+        """Return the outcome of an execution that is taken over."""
+        assert self.reuse is not None
+        return self.reuse.outcome(kept)
 
     # -- starts
 
@@ -91,6 +108,10 @@ class NodeCalls(PlainCalls):
             )
         else:
             started, parts = agent.session(self.plans[node.id], state, start, child, grant)
+            before = self._before(start)
+            if before is not None:
+                started = before.derived.onto(started)
+                parts += before.payloads
             task = agent.task(self.workflow, start, schema)
         self.payloads += parts
         asked = {
@@ -116,6 +137,17 @@ class NodeCalls(PlainCalls):
             ),
             CallSuspended(call_id=start.call_id, kind="child"),
         ]
+
+    def _before(self, start: Start) -> Continued | None:
+        """Return the conversation that a node goes on with, where it does."""
+        if start.node.session != "continue":
+            return None
+        ended = start.environment.ended(start.node.id)
+        if ended is None:
+            return None
+        if ended[0] not in self.continued:
+            raise ValuesMissing(continued=ended)
+        return self.continued[ended[0]]
 
     def _grant(self, state: State, node: Node) -> budget.Grant:
         names = ("usd", "tokens", "seconds")
