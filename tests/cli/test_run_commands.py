@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import pty
 import shutil
 import signal
 import subprocess
@@ -46,7 +48,7 @@ def essay():
 
 def test_the_essay_is_revised_waits_for_its_editor_and_goes_on_by_its_id_alone(place):
     told = essay()
-    assert (told["status"], told["next_to_act"]) == ("paused", "people")
+    assert (told["status"], told["next_to_act"]) == ("paused", "people: editor")
     (call,) = told["waiting"]
     shown = run("show", "r-1")
     assert (shown["status"], shown["cursors"][0]["node"]) == ("paused", "approve")
@@ -132,3 +134,46 @@ def test_a_run_that_is_terminated_is_interrupted_and_says_so(place):
     finally:
         process.kill()
         process.wait()
+
+
+def test_on_a_terminal_a_question_is_asked_in_place_and_progress_shows_loops(place):
+    words = ["workflow", "run", "essay.yaml", "--with", "essay_app.py", "--var", "topic=rivers"]
+    process, terminal = pty.fork()
+    if process == 0:
+        environment = os.environ | {"TERM": "dumb", "COLUMNS": "200"}
+        os.execve(sys.executable, [sys.executable, "-m", "holdfast", *words], environment)
+    shown = b""
+    with contextlib.suppress(OSError):  # the end of a terminal
+        for wanted, said in ((b"answer", b"publish\n"), (b"remarks", b"good\n")):
+            while wanted not in shown[shown.rfind(b"Publish") :]:
+                shown += os.read(terminal, 65536)
+            os.write(terminal, said)
+        while more := os.read(terminal, 65536):
+            shown += more
+    _, status = os.waitpid(process, 0)
+    os.close(terminal)
+    text = shown.decode()
+    assert os.waitstatus_to_exitcode(status) == 0, text
+    assert ": finished" in text
+    assert "write (revise 1)" in text
+    assert "published publish@0" in text
+
+
+def test_a_run_is_rewound_and_says_before_what_runs_again(place):
+    (call,) = essay()["waiting"]
+    decision = json.dumps({"answer": "publish", "remarks": ""})
+    run("answer", "r-1", call, "--value", decision, "--by", "editor")
+    again = run("rewind", "r-1", "--to", "judge:1", "--dry-run")["again"]
+    assert [one["node"] for one in again] == ["judge", "approve"]
+    told = run("rewind", "r-1", "--to", "judge:1", "--run-id", "r-2", code=3)
+    assert (told["run"], told["status"], told["executions"]) == ("r-2", "paused", 1)
+
+
+def test_a_signal_lets_a_run_go_on(place):
+    (place / "w.yaml").write_text(
+        "workflow: w\nnodes:\n  a: {wait: , signal: paid, next: end}\n"
+        "  end: {done: {paid: '{{ outputs.a }}'}}\n"
+    )
+    told = run("workflow", "run", "w.yaml", "--run-id", "r-1", code=3)
+    assert told["next_to_act"] == "whoever sends: paid"
+    assert run("signal", "r-1", "paid", "--value", "5")["output"] == {"paid": 5}

@@ -183,7 +183,7 @@ async def test_a_changed_workflow_runs_what_differs_and_what_follows_from_it(lab
     ("to", "why"),
     [
         ("nothing", "no node 'nothing'"),
-        ("b:1", "does not say which round"),
+        ("b:1", "nothing repeats 'b'"),
         ("b:x=1", "not a valid round"),
         (None, "say what to rewind to"),
     ],

@@ -6,9 +6,12 @@ import asyncio
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+import click
+
 from holdfast.cli.options import note
+from holdfast.core.errors import InvalidInput
 from holdfast.core.events import Event
-from holdfast.core.facts import Fact
+from holdfast.core.facts import CallSuspended, Fact
 from holdfast.core.run_facts import (
     ArtifactWritten,
     BranchFinished,
@@ -18,7 +21,7 @@ from holdfast.core.run_facts import (
     NodeStarted,
     RunPaused,
 )
-from holdfast.stores.port import PendingFilter, SessionStore
+from holdfast.stores.port import PendingFilter, PendingWait, SessionStore
 
 if TYPE_CHECKING:
     from holdfast.workflows.runs import Runs
@@ -89,9 +92,42 @@ def _place(fact: Any) -> str:
     return f" ({', '.join(parts)})" if parts else ""
 
 
+def _said(wait: PendingWait, prompt: Any, form: Any) -> Any:
+    """Ask the person at the terminal; a form field by field."""
+    from holdfast.cli.people import answer_in_place, json_or_text, question_text
+
+    fields = form.get("properties") if isinstance(form, dict) else None
+    if wait.kind != "question" or not fields:
+        return answer_in_place(wait, prompt)
+    note(f"{wait.kind}: {question_text(prompt)}")
+    said: dict[str, Any] = {}
+    for name, schema in fields.items():
+        needed = name in form.get("required", ())
+        choices = schema.get("enum") if isinstance(schema, dict) else None
+        about = f" ({', '.join(map(str, choices))})" if choices else ""
+        text = click.prompt(
+            f"{name}{about}", default=None if needed else "", show_default=False, err=True
+        )
+        if text == "" and not needed:
+            continue
+        plain = choices or (isinstance(schema, dict) and schema.get("type") == "string")
+        said[name] = text if plain else json_or_text(text)
+    return said
+
+
+async def _form(store: SessionStore, wait: PendingWait) -> Any:
+    """Return the schema of what is asked, as the event has it that began the wait."""
+    from holdfast.views.values import read_value
+
+    (event,) = await store.read_events(wait.session, after=wait.seq - 1, limit=1)
+    fact = event.fact()
+    if not isinstance(fact, CallSuspended) or fact.schema is None:
+        return None
+    return await read_value(store, wait.session, fact.schema)
+
+
 async def ask_in_place(runs: Runs, run: str) -> bool:
     """Ask the person at the terminal the first open question of a run; tell if there was one."""
-    from holdfast.cli.people import answer_in_place
     from holdfast.views.values import read_value
 
     for asked in await runs.interactions(run):
@@ -104,6 +140,16 @@ async def ask_in_place(runs: Runs, run: str) -> bool:
         prompt: Any = None
         if wait.prompt is not None:
             prompt = await read_value(runs.store, asked.session, wait.prompt)
-        await runs.answer(run, asked.id, answer_in_place(wait, prompt), by=asked.assignee)
-        return True
+        form = await _form(runs.store, wait)
+        while True:
+            try:
+                said = await asyncio.to_thread(_said, wait, prompt, form)
+            except click.Abort:
+                return False  # it goes on waiting
+            try:
+                await runs.answer(run, asked.id, said, by=asked.assignee)
+            except InvalidInput as error:
+                note(str(error))
+                continue
+            return True
     return False

@@ -87,15 +87,9 @@ def read_target(text: str, graph: Graph) -> Target:
         return Target(node, {})
     names = _around(graph, node)
     if rest.isdigit():
-        own = graph.loops_around[node]
-        one = own if len(own) == 1 else names
-        if len(one) != 1:
-            several = ",".join(f"{name}=N" for name in names) or "nothing that repeats it"
-            raise InvalidInput(
-                f"{text!r} does not say which round: around {node!r} there is {several}; write "
-                f"{node}" + (f":{several}" if names else "")
-            )
-        return Target(node, {one[0]: int(rest)})
+        if not names:
+            raise InvalidInput(f"nothing repeats {node!r}, so it has no rounds; write {node!r}")
+        return Target(node, {names[0]: int(rest)})
     rounds: dict[str, int] = {}
     for part in rest.split(","):
         name, _, number = part.partition("=")
@@ -109,13 +103,17 @@ def read_target(text: str, graph: Graph) -> Target:
 
 
 def _around(graph: Graph, node: str) -> tuple[str, ...]:
-    """Return what repeats a node: loops, and the `each` nodes and loops around those."""
-    found = list(graph.loops_around[node])
-    for fork in graph.forks_around[node]:
-        found += graph.loops_around[fork]
+    """Return what repeats a node, loops and `each` nodes, innermost first."""
+    found = _inner_first(graph, node)
+    for fork in reversed(graph.forks_around[node]):
         if graph.node(fork).kind == "each":
             found.append(fork)
+        found += _inner_first(graph, fork)
     return tuple(dict.fromkeys(found))
+
+
+def _inner_first(graph: Graph, node: str) -> list[str]:
+    return sorted(graph.loops_around[node], key=lambda name: len(graph.loops[name].body))
 
 
 class Anew:

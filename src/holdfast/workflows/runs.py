@@ -6,6 +6,7 @@ nor its agents; driving needs what the workflow names.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -16,7 +17,7 @@ from holdfast.core.events import now
 from holdfast.core.ids import check_id, new_session_id
 from holdfast.core.payloads import slot
 from holdfast.core.run_facts import RunChanged, RunResumed, RunStarted
-from holdfast.core.run_state import FAILED, FINISHED, RunState
+from holdfast.core.run_state import FAILED, FAILED_RESUMABLE, FINISHED, RunState
 from holdfast.core.run_state import due as due_at
 from holdfast.runtime.children import STOP_KEY, TASK_KEY
 from holdfast.runtime.runtime import Runtime
@@ -32,6 +33,7 @@ from holdfast.workflows.launching import (
 )
 from holdfast.workflows.model import Workflow
 from holdfast.workflows.reading import load
+from holdfast.workflows.recovery import TRANSIENT
 from holdfast.workflows.registry import Registry
 from holdfast.workflows.results import RunResult
 from holdfast.workflows.rewind_runs import rewind_plan, rewound
@@ -46,6 +48,10 @@ logger = logging.getLogger("holdfast.workflows")
 PAGE_RUNS = 500
 
 
+RESUME_WAITS = (1, 5, 25)
+"""Seconds before each time that a run is resumed without anyone asking, per cause."""
+
+
 class Runs(RunStore):
     """The runs of one runtime: the store of runs, and what starts and drives them."""
 
@@ -58,6 +64,7 @@ class Runs(RunStore):
         self._registry = registry or Registry()
         self._place = place or worktrees.PLACE
         self._engine.runs = self.take_up
+        self.resume_waits: tuple[float, ...] = RESUME_WAITS
         self.watch: Callable[[str, int], None] | None = None
         """Is told of each run that is driven, and where its log stands."""
 
@@ -159,6 +166,28 @@ class Runs(RunStore):
         takeover: bool = False,
     ) -> RunResult:
         """Drive a run until it settles, or nothing can move before someone acts."""
+        while True:
+            result = await self._drive(run, resume, change, takeover=takeover)
+            again = await self._resumed_by_itself(result)
+            if again is None:
+                return result
+            resume, change = again, None
+
+    async def _resumed_by_itself(self, result: RunResult) -> RunResumed | None:
+        """Wait and return what resumes a run that failed by a cause which passes, a few times."""
+        if result.status != FAILED_RESUMABLE or result.code not in TRANSIENT:
+            return None
+        state = await self._state(result.run)
+        assert state.run is not None
+        done = state.run.resumes.get(result.code, 0)
+        if done >= len(self.resume_waits):
+            return None
+        await asyncio.sleep(self.resume_waits[done])
+        return RunResumed(code=result.code)
+
+    async def _drive(
+        self, run: str, resume: RunResumed | None, change: RunChanged | None, *, takeover: bool
+    ) -> RunResult:
         state = await self._state(run)
         if self.watch is not None:
             self.watch(run, state.seq)

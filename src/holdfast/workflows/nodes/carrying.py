@@ -58,13 +58,17 @@ async def carry_out(
     except BaseException as error:  # code of the embedder must not end the event loop
         if isinstance(error, KeyboardInterrupt):
             raise
-        outcome = _failed(_code(error), _message(error))
+        outcome = _failed(_code(error), _message(error), getattr(error, "until", None))
     elapsed = int((time.monotonic() - started) * 1000)
     return CallResolved(call_id=context.call_id, latency_ms=elapsed, **outcome)
 
 
-def _failed(code: str, message: str) -> dict[str, Any]:
-    return {"outcome": "error", "error": slot({"code": code, "message": message}, "error")}
+def _failed(code: str, message: str, until: Any = None) -> dict[str, Any]:
+    """Return a failed outcome; `until` says when a limit resets, as text in UTC."""
+    error = {"code": code, "message": message}
+    if isinstance(until, str):
+        error["until"] = until
+    return {"outcome": "error", "error": slot(error, "error")}
 
 
 def _code(error: BaseException) -> str:

@@ -1,0 +1,143 @@
+"""Recovery for real: limits that reset, causes that pass, other edges, people, budgets."""
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from lab import RUN, Lab, until_over
+from test_rewind import flow
+
+from holdfast.stores.memory.store import MemorySessionStore
+
+
+@pytest.fixture
+def lab():
+    return Lab(MemorySessionStore())
+
+
+class Failing(Exception):
+    """A failure with a code, and maybe with when it is over."""
+
+    def __init__(self, code, until=None):
+        super().__init__(code)
+        self.code, self.until = code, until
+
+
+def failing(times, code, until=None):
+    """Return a function that fails so often, and how often it was called."""
+    calls = []
+
+    def work():
+        calls.append(1)
+        if len(calls) <= times:
+            raise Failing(code, until)
+        return {"n": len(calls)}
+
+    return work, calls
+
+
+ONE = "workflow: w\nRETRY\nnodes:\n  a: {compute: work, next: [{to: done}EDGE]}\n"
+
+
+def one(retry="", edge=""):
+    return flow(ONE.replace("RETRY", retry).replace("EDGE", edge))
+
+
+async def test_a_rate_limit_that_resets_in_an_hour_frees_the_driver_until_then(lab):
+    until = (datetime.now(UTC) + timedelta(hours=1)).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    work, calls = failing(1, "rate_limited", until)
+    process = await lab.process(functions={"work": work})
+    result = await process.runs.run(one(), run_id=RUN)
+    assert (result.status, result.until) == ("paused", until)
+    assert result.next_to_act == f"nobody: it goes on by itself at {until}"
+    assert await process.runs.driver(RUN) is None
+    assert await process.runs.tick() == []
+    assert len(calls) == 1
+    await process.end()
+
+
+async def test_a_run_that_failed_by_a_cause_that_passes_is_resumed_a_few_times(lab):
+    work, calls = failing(2, "network")
+    process = await lab.process(functions={"work": work})
+    process.runs.resume_waits = (0, 0, 0)
+    result = await process.runs.run(one("retry: {network: {times: 0, then: fail}}"), run_id=RUN)
+    assert (result.status, len(calls)) == ("finished", 3)
+    resumed = [one for one in await process.runs.events(RUN) if one.type == "run.resumed"]
+    assert [event.fact().code for event in resumed] == ["network", "network"]
+    await process.end()
+
+
+async def test_it_is_not_resumed_for_ever_nor_by_another_process(lab):
+    work, calls = failing(99, "network")
+    process = await lab.process(functions={"work": work})
+    process.runs.resume_waits = (0, 0)
+    text = "retry: {network: {times: 0, then: fail}}"
+    result = await process.runs.run(one(text), run_id=RUN)
+    assert (result.status, result.code, len(calls)) == ("failed_resumable", "network", 3)
+    assert result.next_to_act == "whoever resumes it"
+    await process.end()
+    other = await lab.process(functions={"work": work})
+    other.runs.resume_waits = (0, 0)
+    await other.runs.resume(RUN, by="ada")
+    assert len(calls) == 4
+    await other.end()
+
+
+async def test_attempts_are_counted_by_node_and_cause_across_a_resume(lab):
+    work, calls = failing(99, "tool_transient")
+    process = await lab.process(functions={"work": work})
+    text = "retry: {tool_transient: {times: 2, wait: 1ms, then: fail}}"
+    await process.runs.run(one(text), run_id=RUN)
+    assert len(calls) == 3
+    await process.runs.resume(RUN)
+    assert len(calls) == 4, "a resume gives one attempt, not three"
+    await process.end()
+
+
+async def test_a_failure_goes_by_another_edge(lab):
+    work, _ = failing(9, "tool_error")
+    process = await lab.process(functions={"work": work})
+    result = await process.runs.run(one(edge=", {to: done, on: failure}"), run_id=RUN)
+    assert result.status == "finished"
+    await process.end()
+
+
+@pytest.mark.parametrize(
+    ("said", "status", "count"),
+    [
+        ({"action": "retry"}, "finished", 2),
+        ({"action": "replace", "value": {"n": 7}}, "finished", 1),
+        ({"action": "fail"}, "failed_resumable", 1),
+    ],
+)
+async def test_a_person_says_what_becomes_of_a_failure(lab, said, status, count):
+    work, calls = failing(1, "network")
+    process = await lab.process(functions={"work": work})
+    process.runs.resume_waits = ()
+    text = "retry: {network: {times: 0, then: ask}}"
+    result = await process.runs.run(one(text), run_id=RUN)
+    assert (result.status, result.next_to_act) == ("paused", "people")
+    result = await until_over(process, {"a": said}, result)
+    assert (result.status, len(calls)) == (status, count)
+    await process.end()
+
+
+BUDGET = """
+workflow: w
+budget: {executions: 5}
+loops: {again: 9}
+nodes:
+  a: {tool: work, inputs: {what: a}, next: [{to: a, loop: again}, {to: done}]}
+"""
+
+
+async def test_a_budget_warns_once_at_four_fifths_and_refuses_before_a_node_starts(lab):
+    process = await lab.process()
+    result = await process.runs.run(flow(BUDGET), run_id=RUN)
+    assert (result.status, result.code) == ("failed_resumable", "budget_exceeded")
+    assert dict(lab.witness.done) == {"a": 5}
+    types = [event.type for event in await process.runs.events(RUN)]
+    assert types.count("budget.warned") == 1
+    assert types.count("budget.exceeded") == 1
+    assert (await process.runs.resume(RUN)).status == "failed_resumable"
+    assert dict(lab.witness.done) == {"a": 5}, "a resume does not reset it"
+    await process.end()
