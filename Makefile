@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 JOBS ?= 2
 
-.PHONY: browser demo test check docs dist bench bench-peers soak clean
+.PHONY: browser pictures demo test check docs dist bench bench-peers soak clean
 
 .venv/ready: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
@@ -21,6 +21,10 @@ browser:
 	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null || \
 		{ apt-get update -qq && apt-get install -y -qq chromium; } || \
 		echo 'Chromium is missing and could not be installed: tests/server/test_browser.py will fail'
+
+# Pictures of the viewer in README and docs, taken by a real browser.
+pictures: .venv/ready browser
+	$(BIN)/python tests/server/pictures.py
 
 check: .venv/ready
 	$(BIN)/ruff check .

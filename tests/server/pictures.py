@@ -1,4 +1,7 @@
-"""Pictures of the pages for README and docs, light and dark: `make pictures`."""
+"""Pictures of the pages for README and docs, light and dark: `make pictures`.
+
+With a folder, pictures of every page go there, or of those that are named after it.
+"""
 
 from __future__ import annotations
 
@@ -84,5 +87,6 @@ async def taken(folder: Path, only: list[str]) -> None:
 
 if __name__ == "__main__":
     place = Path(sys.argv[1]) if len(sys.argv) > 1 else FOLDER
+    chosen = sys.argv[2:] if len(sys.argv) > 1 else ["session", "timeline", "run", "model-saw"]
     place.mkdir(parents=True, exist_ok=True)
-    asyncio.run(taken(place, sys.argv[2:]))
+    asyncio.run(taken(place, chosen))
