@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
+from importlib.util import find_spec
 from pathlib import Path
 
 from fastapi import APIRouter, FastAPI, Request
@@ -85,6 +86,10 @@ def create_app(
     app.state.streams = Streams()
     for module in (api_sessions, api_reads, api_stream, api_people, api_runs):
         app.include_router(module.router, prefix=API)
+    if find_spec("ag_ui") is not None:
+        from holdfast.server import ag_ui  # needs the extra `ag-ui`
+
+        app.include_router(ag_ui.router, prefix=API)
     app.include_router(operations)
     for module in (pages, lenses, run_lenses):
         app.include_router(module.router, include_in_schema=False)
