@@ -211,6 +211,32 @@ async def test_a_run_whose_process_died_is_interrupted_and_has_no_driver():
     assert (await runs.page())[0][0].status == "interrupted"
 
 
+async def test_artifacts_are_text_bytes_or_json_by_schema_with_versions_from_the_log(place):
+    text = """
+workflow: w
+nodes:
+  said: {compute: said, output: string, publish: said, next: raw}
+  raw: {compute: raw, publish: raw, next: made}
+  made: {compute: made, output: {n: integer}, publish: made, next: wrong}
+  wrong: {compute: said, output: {n: integer}, publish: wrong, next: done}
+"""
+    bodies = {"said": "plain text", "raw": b"\x00\xff", "made": {"n": 1}}
+    functions = {name: lambda body=body: body for name, body in bodies.items()}
+    lab = Lab(place)
+    process = await lab.process(functions=functions)
+    for run in ("one", "two"):
+        result = await process.runs.run(flow(text), run_id=run)
+        assert (result.code, result.node) == ("schema_invalid", "wrong")
+        found = await process.runs.artifacts(run)
+        assert [(one.node, one.version) for one in found] == [(name, 0) for name in bodies]
+        assert all(one.size > 0 and one.written_at for one in found)
+        for name, body in bodies.items():
+            assert await process.runs.artifact(run, name) == body
+        with pytest.raises(ArtifactNotFound):
+            await process.runs.artifact(run, "wrong")
+    await process.end()
+
+
 # -- the files of a run
 
 
