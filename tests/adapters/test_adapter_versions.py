@@ -19,6 +19,7 @@ ADAPTERS = {
     "openai_agents": ("agents", "openai-agents"),
     "mcp": ("mcp", "mcp"),
     "pydantic_ai": ("pydantic_ai", "pydantic-ai-slim"),
+    "otel": ("opentelemetry", "opentelemetry-sdk"),
 }
 
 
@@ -73,6 +74,6 @@ def test_what_an_adapter_checks_is_what_its_extra_installs() -> None:
     for file in (ROOT / "src/holdfast/adapters").rglob("*.py"):
         for extra, rest in re.findall(r'needing\(\s*"([\w-]+)",(.*?)\):', file.read_text(), re.S):
             checked.setdefault(extra, set()).update(re.findall(r'"([\w-]+>=[^"]+)"', rest))
-    assert set(checked) >= {"langgraph", "openai-agents", "mcp", "pydantic-ai"}
+    assert set(checked) >= {"langgraph", "openai-agents", "mcp", "pydantic-ai", "otel"}
     for extra, requirements in checked.items():
         assert requirements <= set(extras[extra])
