@@ -16,6 +16,8 @@ from opentelemetry.trace import SpanKind, StatusCode
 import holdfast
 from holdfast.adapters.otel import Telemetry
 from holdfast.core.messages import ToolCall, assistant
+from holdfast.runs import Runs, registry
+from holdfast.workflows.reading import read_text
 
 
 def named(exporter: InMemorySpanExporter) -> dict[str, list[Any]]:
@@ -151,6 +153,24 @@ async def test_children_and_leaves_stand_in_the_trace_of_their_parent() -> None:
     assert len(calls) == 1
     assert len([span for span in spans if span.name == "invoke_agent default"]) == 2
     assert len({span.context.trace_id for span in spans}) == 1
+
+
+FLOW = "workflow: sums\nvars: {n: integer}\nnodes:\n  twice: {compute: {n: vars.n}, next: done}"
+
+
+async def test_nodes_of_a_workflow_run_are_spans_below_it() -> None:
+    exporter = InMemorySpanExporter()
+    flow, _ = read_text(FLOW, "")
+    async with holdfast.open("memory://", agents=[holdfast.Agent()]) as runtime:
+        async with Telemetry(runtime, exporter):
+            runs = Runs(runtime, registry())
+            await runs.create(flow, {"n": 2}, run_id="r-1")
+            await runs.drive("r-1")
+    spans = named(exporter)
+    (run,) = spans["invoke_workflow sums"]
+    (node,) = spans["node twice"]
+    assert node.parent.span_id == run.context.span_id
+    assert node.attributes["holdfast.node.kind"] == "compute"
 
 
 async def test_an_exporter_that_fails_harms_nothing(caplog) -> None:
