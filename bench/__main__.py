@@ -1,6 +1,7 @@
 """Run every bench, print its table and keep its figures.
 
-python -m bench [stores] [kernels] [sessions] [width] [trees] [cli] [people] [workflows]
+python -m bench [stores] [kernels] [sessions] [width] [trees] [fanout] [longcontext] [cli] [people]
+                [workflows]
 """
 
 from __future__ import annotations
@@ -10,7 +11,18 @@ import sys
 
 from bench.table import print_result, write_result
 
-BENCHES = ("stores", "kernels", "sessions", "width", "trees", "cli", "people", "workflows")
+BENCHES = (
+    "stores",
+    "kernels",
+    "sessions",
+    "width",
+    "trees",
+    "fanout",
+    "longcontext",
+    "cli",
+    "people",
+    "workflows",
+)
 
 
 def main(names: list[str]) -> int:

@@ -32,7 +32,7 @@ def run() -> dict[str, object]:
     figures: list[Figure] = []
     for width in WIDTHS:
         for harness, aim in (("code", 10.0), ("tools", 3.0)):
-            took = _in_place(lambda place, w=width, h=harness: _children(place, w, h))
+            took = _in_place(lambda place, w=width, h=harness: children(place, w, h))
             name = f"{width} children, {'a kernel each' if harness == 'code' else 'no kernel'}"
             figures.append(Figure(name, 1000 * took / width, "ms each", at_most=aim))
     size = _in_place(_forks)
@@ -53,7 +53,9 @@ def _cell(code: str) -> str:
     return f"```python\n{code}\n```"
 
 
-async def _children(place: Path, width: int, harness: str) -> float:
+async def children(place: Path, width: int, harness: str) -> float:
+    """Return how long one `map_rlm` of so many children takes, by their harness."""
+
     def respond(request: ModelRequest) -> str:
         if request.first_user_text == "root":
             return _cell(f"FINAL(len(map_rlm(['x'] * {width}, harness='{harness}')))")
