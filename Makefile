@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 JOBS ?= 2
 
-.PHONY: browser pictures demo test check docs dist bench bench-peers soak clean
+.PHONY: browser pooler pictures demo test check docs dist bench bench-peers soak clean
 
 .venv/ready: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
@@ -13,7 +13,7 @@ JOBS ?= 2
 demo: .venv/ready
 	$(BIN)/holdfast demo
 
-test: .venv/ready browser
+test: .venv/ready browser pooler
 	$(BIN)/python -m pytest -n $(JOBS) -q
 
 # Tests of the pages drive a real Chromium: the one that is here, else Debian's package.
@@ -25,6 +25,12 @@ browser:
 # Pictures of the viewer in README and docs, taken by a real browser.
 pictures: .venv/ready browser
 	$(BIN)/python tests/server/pictures.py
+
+# Tests of PostgreSQL behind a proxy start a real PgBouncer: the one that is here, else Debian's.
+pooler:
+	@command -v pgbouncer >/dev/null || test -x /usr/sbin/pgbouncer || \
+		{ apt-get update -qq && apt-get install -y -qq pgbouncer; } || \
+		echo 'PgBouncer is missing and could not be installed: tests/stores/test_postgres_pooler.py will fail'
 
 check: .venv/ready
 	$(BIN)/ruff check .

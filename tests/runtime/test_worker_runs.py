@@ -9,13 +9,13 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
 
 import holdfast
-from holdfast.core.errors import InvalidSettings
+from holdfast.core.errors import HoldfastError, InvalidSettings
 from holdfast.runtime.results import Final, Queued
 from holdfast.runtime.worker import Worker
 from holdfast.stores.choose import open_store
@@ -175,13 +175,24 @@ async def test_a_worker_that_is_asked_to_stop_finishes_its_turns(url):
         assert sent() == {"ann": 1}
 
 
-async def massacre(url, *, sessions, workers, kills, every):
-    """Kill workers while they serve; return what came of all sessions."""
+async def answer_all(web):
+    """Answer whatever is asked, again and again."""
+    while True:
+        for wait in (await web.pending()).waits:
+            with suppress(HoldfastError):  # a worker came first
+                await web.answer(wait.session, wait.call_id, "yes")
+        await asyncio.sleep(0.2)
+
+
+async def massacre(url, *, sessions, workers, kills, every, asking=0):
+    """Kill workers while they serve; every `asking`-th session waits for a person meanwhile."""
     async with office(url) as web:
         queued = []
         for number in range(sessions):
             session = await web.start(agent="desk")
-            queued.append((session, (await session.send(f"mail {number}", wait=False)).key))
+            verb = "ask" if asking and number % asking == 0 else "mail"
+            queued.append((session, (await session.send(f"{verb} {number}", wait=False)).key))
+        answering = asyncio.ensure_future(answer_all(web))
         crew = [start(url, WORKER_PAUSE="0.05") for _ in range(workers)]
         try:
             await first_mail()
@@ -193,6 +204,7 @@ async def massacre(url, *, sessions, workers, kills, every):
             for session, key in queued:
                 await until_final(web, session, key, seconds=120)
         finally:
+            answering.cancel()
             for worker in crew:
                 worker.terminate()
             for worker in crew:
@@ -208,7 +220,7 @@ async def test_whichever_worker_is_killed_all_sessions_end_and_no_mail_is_sent_t
 
 @pytest.mark.soak
 async def test_workers_are_killed_for_a_minute(url):
-    await massacre(url, sessions=200, workers=4, kills=30, every=2.0)
+    await massacre(url, sessions=200, workers=4, kills=30, every=2.0, asking=3)
 
 
 @pytest.mark.soak

@@ -11,9 +11,9 @@ from typing import Any
 from holdfast import __version__
 from holdfast.cli.options import Call, command
 from holdfast.cli.tables import Column, screen_width, table
-from holdfast.core.errors import HoldfastError
-from holdfast.stores.choose import find_folder, open_store, store_url
-from holdfast.stores.port import SessionFilter
+from holdfast.core.errors import HoldfastError, StoreNotFound
+from holdfast.stores.choose import DATABASES, find_folder, open_store, store_url
+from holdfast.stores.port import Inspectable, SessionFilter
 from holdfast.views.sessions import all_sessions
 
 EXTRAS = {
@@ -24,6 +24,8 @@ EXTRAS = {
     "google": "google.genai",
     "bedrock": "boto3",
     "monty": "pydantic_monty",
+    "postgres": "psycopg",
+    "objects": "obstore",
 }
 
 
@@ -90,11 +92,13 @@ def _installed(module: str) -> bool:
 async def _store(call: Call, problems: list[str]) -> dict[str, Any]:
     url, origin = store_url(call.store)
     kind, _, place = url.partition(":")
+    is_database = kind in DATABASES
     report: dict[str, Any] = {
         "kind": kind,
-        "place": place,
+        "place": _without_password(url) if is_database else place,
         "origin": origin,
-        "exists": kind == "memory" or await asyncio.to_thread(Path(place).exists),
+        # Whether a database has a store is found out by opening it.
+        "exists": is_database or kind == "memory" or await asyncio.to_thread(Path(place).exists),
         "sessions": 0,
         "leases": [],
         "interrupted": [],
@@ -105,8 +109,12 @@ async def _store(call: Call, problems: list[str]) -> dict[str, Any]:
         store = await open_store(call.store, create=False)
     except HoldfastError as error:
         problems.append(str(error))
+        report["exists"] = report["exists"] and not isinstance(error, StoreNotFound)
         return report
     try:
+        if isinstance(store, Inspectable):
+            report["database"], found = await store.inspect()
+            problems += found
         async for info in all_sessions(store):
             report["sessions"] += 1
             try:
@@ -124,6 +132,12 @@ async def _store(call: Call, problems: list[str]) -> dict[str, Any]:
     finally:
         await store.close()
     return report
+
+
+def _without_password(url: str) -> str:
+    from holdfast.stores.postgres.location import read_location
+
+    return read_location(url).shown
 
 
 def _lines(lead: str, document: dict[str, Any]) -> Any:

@@ -67,6 +67,12 @@ def _report_lines(report: VerifyReport) -> list[str]:
     type=click.FloatRange(0),
     help="Seconds for which a payload is kept that nothing refers to yet.",
 )
+@click.option(
+    "--older-than",
+    type=click.FloatRange(0),
+    metavar="DAYS",
+    help="First delete sessions without open work that nothing happened in for so many days.",
+)
 @click.option("--audit-days", type=click.FloatRange(0), help="Remove older audit rows.")
 @click.option("--audit-rows", type=click.IntRange(0), help="Keep so many of each session's rows.")
 @click.option("--worktrees", is_flag=True, help="Remove folders of workflow runs that are over.")
@@ -81,6 +87,7 @@ def gc_command(
     call: Call,
     dry_run: bool,
     grace_seconds: float,
+    older_than: float | None,
     audit_days: float | None,
     audit_rows: int | None,
     worktrees: bool,
@@ -91,7 +98,11 @@ def gc_command(
     if dry_run and shortens:
         raise InvalidInput("--dry-run says nothing of audit rows; leave one of the two out")
 
+    retired: list[str] = []
+
     async def work(store: SessionStore) -> tuple[GcReport, int]:
+        if older_than is not None:
+            retired.extend(await retire(store, older_than, dry_run=dry_run))
         report = await store.gc(dry_run=dry_run, grace_seconds=grace_seconds)
         if not shortens:
             return report, 0
@@ -108,17 +119,45 @@ def gc_command(
 
     report, gone = with_store(call, work)
     verb = "would remove" if dry_run else "removed"
+    ended = f"{count(len(retired), 'session')}, " if older_than is not None else ""
     audited = f", {count(gone, 'audit row')}" if shortens else ""
     more: dict[str, Any] = {"audit_rows": gone} if shortens else {}
+    if older_than is not None:
+        more["sessions"] = retired
     if worktrees:
         more["worktrees"] = found = with_store(call, folders)
         removed = sum(len(found[why]) for why in ("finished", "abandoned", "deleted"))
         audited += f", {count(removed, 'worktree')}"
     call.answer(
         gc_document(report) | more,
-        f"{verb} {count(report.payloads, 'payload')}, {count(report.bytes, 'byte')}{audited}; "
-        f"kept {report.kept:,}",
+        f"{verb} {ended}{count(report.payloads, 'payload')}, {count(report.bytes, 'byte')}"
+        f"{audited}; kept {report.kept:,}",
     )
+
+
+async def retire(store: SessionStore, days: float, *, dry_run: bool) -> list[str]:
+    """Delete sessions at rest that nothing happened in for so long; return their ids.
+
+    One at rest has no open turn, no call that waits, and an empty inbox. A parent outlives its
+    children, and a child that is younger keeps it.
+    """
+    before = (datetime.now(UTC) - timedelta(days=days)).isoformat().replace("+00:00", "Z")
+    found = [info async for info in all_sessions(store)]
+    at_rest = {"idle", "stopped", "failed"}
+    old = {
+        info.id: info
+        for info in found
+        if info.status in at_rest and info.inbox == 0 and info.updated_at < before
+    }
+    kept = [info for info in found if info.id not in old]
+    for info in kept:
+        parent = old.pop(info.parent, None) if info.parent is not None else None
+        if parent is not None:
+            kept.append(parent)
+    if not dry_run:
+        for session_id in sorted(old, key=lambda name: old[name].parent is None):
+            await store.delete(session_id)
+    return sorted(old)
 
 
 @command("audit")

@@ -25,7 +25,7 @@ from holdfast.core.events import now
 from holdfast.runtime import blueprint
 from holdfast.runtime.answers import expire_due
 from holdfast.runtime.runtime import Runtime
-from holdfast.stores.port import Distributing, DueSession, QueueBusy, WorkQueue
+from holdfast.stores.port import Distributing, DueSession, WorkQueue
 
 logger = logging.getLogger("holdfast.worker")
 
@@ -82,6 +82,7 @@ class Worker:
         self._driving: dict[str, asyncio.Task[None]] = {}
         self._pauses: dict[str, _Pause] = {}
         self._look = asyncio.Event()
+        self._has_jobs = self._owes = False
         self._driven = self._sweeps = 0
         self._healthy = True
 
@@ -100,6 +101,7 @@ class Worker:
         if queue is None:
             await self._follow_hints(stop)
         else:
+            self._has_jobs = True
             await self._follow_jobs(queue, stop, drain_seconds)
         logger.info("draining: %d sessions are driven here", len(self._driving))
         if self._driving:
@@ -129,8 +131,9 @@ class Worker:
         )
         try:
             while not stop.is_set():
+                self._look.clear()
                 await self._sweep()
-                await self._wait([stop], self._sweep_seconds * OWN_SWEEPS)
+                await self._wait([stop, self._look], self._sweep_seconds * OWN_SWEEPS)
         finally:
             await serving
 
@@ -140,7 +143,8 @@ class Worker:
         if session_id in self._driving or await self._is_paused(session_id):
             return
         if len(self._driving) >= self._concurrency or not await self._has_room(session_id):
-            raise QueueBusy(session_id)
+            self._owes = True  # the end of a drive looks for it; others find it by the next sweep
+            return
         await asyncio.shield(self._begin(session_id))
 
     async def _leave_jobs(self) -> None:
@@ -243,7 +247,9 @@ class Worker:
         finally:
             del self._driving[session_id]
             self._models.pop(session_id, None)
-            self._look.set()
+            if self._owes or not self._has_jobs:
+                self._owes = False
+                self._look.set()
 
     async def _has_answers(self, session_id: str) -> bool:
         """Tell whether something in the inbox can be admitted without the session's agent."""

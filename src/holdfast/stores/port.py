@@ -617,10 +617,6 @@ class SessionStore(Protocol):
         ...
 
 
-class QueueBusy(Exception):
-    """A worker cannot take up a session now; its job is handed out again a little later."""
-
-
 class WorkQueue(Protocol):
     """Hands out work among the workers of a store; what it tells is a hint, the lease decides."""
 
@@ -636,7 +632,7 @@ class WorkQueue(Protocol):
     ) -> None:
         """Call `wake` for sessions that may have work, and `sweep` from time to time, anywhere.
 
-        Once asked to stop, wait for what is under way. A `wake` that raises QueueBusy comes again.
+        Once asked to stop, wait for what is under way.
         """
         ...
 
@@ -651,4 +647,13 @@ class Distributing(Protocol):
 
     async def wake(self, sessions: Sequence[str]) -> None:
         """Leave a job for each of some sessions of this handle's tenant."""
+        ...
+
+
+@runtime_checkable
+class Inspectable(Protocol):
+    """The power of a store to report on the database behind it."""
+
+    async def inspect(self) -> tuple[dict[str, Any], list[str]]:
+        """Return a report, and what of it is a problem."""
         ...

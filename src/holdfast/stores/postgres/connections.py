@@ -131,6 +131,12 @@ class Connections:
         finally:
             await self._pool.putconn(connection)
 
+    def report(self) -> dict[str, int]:
+        """Return the size of the pool, its bound, and how many calls wait for a connection."""
+        found = self._pool.get_stats()
+        names = {"connections": "pool_size", "limit": "pool_max", "waiting": "requests_waiting"}
+        return {name: found.get(key, 0) for name, key in names.items()}
+
     async def shut(self) -> None:
         """Close the pool."""
         if hasattr(self, "_pool"):

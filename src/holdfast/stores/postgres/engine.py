@@ -90,6 +90,10 @@ class PostgresEngine:
         self._notices.wait()
         return self.look()
 
+    def pool_report(self) -> dict[str, int]:
+        """Return how many connections this handle has, of how many, and who waits for one."""
+        return self._connections.report()
+
     def look(self) -> list[tuple[str, int]]:
         """Return the sessions that moved since the last look."""
         if self._closed:

@@ -597,3 +597,32 @@ DELETE FROM {schema}.audit WHERE (session, number) IN (
     FROM {schema}.audit WHERE {audit_filter}
   ) numbered WHERE place > %(keep)s
 ) RETURNING 1
+
+-- name: count_jobs
+SELECT
+  count(*) FILTER (WHERE j.status = 'todo' AND coalesce(j.scheduled_at, now()) <= now()),
+  count(*) FILTER (WHERE j.status = 'todo' AND j.scheduled_at > now()),
+  count(*) FILTER (WHERE j.status = 'doing'),
+  count(*) FILTER (
+    WHERE j.status = 'doing' AND coalesce(w.last_heartbeat, '-infinity') < now() - interval '30 s'
+  )
+FROM {schema}.procrastinate_jobs j
+LEFT JOIN {schema}.procrastinate_workers w ON w.id = j.worker_id
+
+-- name: count_workers
+SELECT count(*) FROM {schema}.procrastinate_workers
+WHERE last_heartbeat >= now() - interval '30 s'
+
+-- name: leases_by_owner
+SELECT owner, count(*) FROM {schema}.sessions WHERE owner IS NOT NULL GROUP BY owner
+
+-- name: table_sizes
+SELECT c.relname, greatest(c.reltuples, 0)::bigint, pg_table_size(c.oid), pg_indexes_size(c.oid)
+FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE n.nspname = %s AND c.relkind IN ('r', 'p') ORDER BY pg_total_relation_size(c.oid) DESC
+
+-- name: count_connections
+SELECT
+  (SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'holdfast%%'),
+  (SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend'),
+  current_setting('max_connections')::bigint

@@ -18,12 +18,11 @@ from contextlib import suppress
 from typing import Any
 
 import psycopg
-from procrastinate import App, PsycopgConnector, RetryStrategy, exceptions
+from procrastinate import App, PsycopgConnector, exceptions
 from procrastinate.jobs import Job as QueuedJob
 from procrastinate.jobs import Status
 from procrastinate.worker import Worker
 
-from holdfast.stores.port import QueueBusy
 from holdfast.stores.postgres.jobs import SWEEP, WAKE, queue_of
 from holdfast.stores.postgres.location import Location
 
@@ -86,11 +85,7 @@ class PostgresQueue:
         )
         app = App(connector=connector)
 
-        @app.task(
-            name=WAKE,
-            queue=self._queue,
-            retry=RetryStrategy(wait=1, retry_exceptions={QueueBusy}),
-        )
+        @app.task(name=WAKE, queue=self._queue)
         async def wake_task(session: str) -> None:
             await wake(session)
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from functools import partial
+from typing import Any
 
 from holdfast.blobs.choose import open_blobs
 from holdfast.blobs.port import BlobStore
@@ -17,6 +19,7 @@ from holdfast.stores.postgres.connections import Connections
 from holdfast.stores.postgres.database import place_of_blobs, prepare
 from holdfast.stores.postgres.engine import PostgresEngine
 from holdfast.stores.postgres.failures import FAILURES, named
+from holdfast.stores.postgres.inspection import inspect
 from holdfast.stores.postgres.location import Location, read_location
 from holdfast.stores.postgres.queue import PostgresQueue
 from holdfast.stores.relational.plan import Change, Job, Plan
@@ -29,6 +32,7 @@ class PostgresSessionStore(RelationalSessionStore):
 
     def __init__(self, location: Location, engine: PostgresEngine, lease_seconds: float) -> None:
         self._location = location
+        self._postgres = engine
         super().__init__(engine, lease_seconds)
 
     @classmethod
@@ -71,6 +75,13 @@ class PostgresSessionStore(RelationalSessionStore):
         Nobody can listen there, and the search path that the queue needs does not stay.
         """
         return None if self._location.pooled else PostgresQueue(self._location, self.tenant)
+
+    async def inspect(self) -> tuple[dict[str, Any], list[str]]:
+        """Return what `doctor` says of the database, and what of it is a problem."""
+        schema = self._location.schema
+        report, problems = await self._engine.read(partial(inspect, schema))
+        pool = self._postgres.pool_report()
+        return report | {"pool": pool}, problems
 
     async def wake(self, sessions: Sequence[str]) -> None:
         """Leave a job for each of some sessions."""
