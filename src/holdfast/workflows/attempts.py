@@ -52,15 +52,23 @@ class Attempts:
         assert self._journal.state.run is not None
         return self._journal.state.run
 
-    def start(self, start: Start) -> None:
+    async def start(self, start: Start) -> None:
         """Carry out what a batch has put on record, where it belongs to this process."""
         call = self._journal.state.calls.get(start.call_id)
         if call is None or call.stage != "dispatched":
             return
-        words: list[str] = []
-        if start.node.kind == "run":
-            words = [render_text(str(word), start.environment) for word in start.node.subject]
+        words = await self._words(start.node, lambda: start.environment)
         self.begin(call, start.node, dict(start.input), words)
+
+    async def _words(self, node: Node, environment: Callable[[], Environment]) -> list[str]:
+        """Return the words of a program with the values that they name, loaded as needed."""
+        while node.kind == "run":
+            try:
+                around = environment()
+                return [render_text(str(word), around) for word in node.subject]
+            except ValuesMissing as missing:
+                await self._load(missing)
+        return []
 
     def begin(
         self, call: PendingCall, node: Node, arguments: dict[str, Any], words: list[str]
@@ -107,19 +115,13 @@ class Attempts:
     async def _begin_again(self, call: PendingCall, branch: str) -> None:
         node = self._graph.node(self._run.cursors[branch].node)
         arguments: Any = await self._arguments(call)
-        while True:
-            environment = Environment(
-                Batch(self._journal.state, now()), self._graph, self._values, branch
-            )
-            try:
-                given = environment.received(node)
-                words: list[str] = []
-                if node.kind == "run":
-                    around = environment.having(input=given)
-                    words = [render_text(str(word), around) for word in node.subject]
-                break
-            except ValuesMissing as missing:
-                await self._load(missing)
+
+        def environment() -> Environment:
+            batch = Batch(self._journal.state, now())
+            found = Environment(batch, self._graph, self._values, branch)
+            return found.having(input=found.received(node))
+
+        words = await self._words(node, environment)
         self.begin(call, node, dict(arguments), words)
 
     async def _arguments(self, call: PendingCall) -> Any:

@@ -285,7 +285,7 @@ class Runner:
             if task is not None:
                 await ended(task)
         for start in plan.starts:
-            self._attempts.start(start)
+            await self._attempts.start(start)
         if any(is_child(start.node) for start in plan.starts):
             self._children.take_up()
         return plan
