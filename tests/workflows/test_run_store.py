@@ -184,7 +184,7 @@ async def test_a_run_that_fails_or_is_cancelled_says_so_in_its_record(place):
     text = "workflow: w\nnodes:\n  a: {compute: broken, next: done}"
     created = await process.runs.create(flow(text), run_id="new")
     assert (await process.runs.load(created)).status == "created"
-    await process.runs.drive(created)
+    await process.runs.resume(created)
     record = await process.runs.load(created)
     assert (record.status, record.error_code) == ("failed_resumable", "tool_error")
     assert (record.failed_node, "never" in record.error) == ("a", True)

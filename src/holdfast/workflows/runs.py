@@ -237,7 +237,8 @@ class Runs(RunStore):
         with the workflow as it was, or `changed` to go on with the new one, which is recorded.
         """
         state = await self._state(run)
-        assert state.run is not None
+        if state.run is None:
+            return await self.drive(run, takeover=takeover)  # it begins with what it was given
         if state.run.status in (FINISHED, FAILED):
             raise Conflict(
                 f"run {run!r} is {state.run.status}; rewind it to run a part of it again"
