@@ -13,7 +13,9 @@ import contextlib
 import importlib.util
 import logging
 import os
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from holdfast.core.capability import Capability
 from holdfast.core.errors import (
@@ -40,6 +42,8 @@ class Choice:
     name: str
     kernel: Kernel
     card: str
+    versions: Mapping[str, str] = field(default_factory=dict)
+    """Of the packages that cells may import; what the model is told of them is in the log."""
 
     @property
     def confinement(self) -> str:
@@ -50,10 +54,17 @@ class Choice:
 class Kernels:
     """The engines of one runtime, made when first needed."""
 
-    def __init__(self, *, allow_unconfined: bool = False, memory_bytes: int | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        allow_unconfined: bool = False,
+        memory_bytes: int | None = None,
+        environment: str | None = None,
+    ) -> None:
         """Make none yet; workers of cpython hold about `memory_bytes` together, by default half
-        of the machine's memory.
+        of the machine's memory. Packages come from `environment`, by default that of the host.
         """
+        self.environment = environment
         self._allow_unconfined = allow_unconfined
         self._memory_bytes = memory_bytes
         self._made: dict[str, Choice] = {}
@@ -79,7 +90,7 @@ class Kernels:
             self._require(choice, capability.confinement)
             _check_descriptors()
             if capability.packages:
-                return self._with_packages(choice, capability.packages)
+                return await asyncio.to_thread(self._with_packages, choice, capability.packages)
         return choice
 
     async def close(self) -> None:
@@ -111,14 +122,16 @@ class Kernels:
 
         missing = confinement.available().missing
         if not (missing and self._allow_unconfined):
-            kernel = CpythonKernel(memory_bytes=self._memory_bytes)
+            kernel = CpythonKernel(memory_bytes=self._memory_bytes, environment=self.environment)
             return Choice(engine, kernel, cards.cpython())
         _log.warning(
             "kernel 'cpython' runs model-written code unconfined, with the rights of this process, "
             "as was explicitly allowed; missing: %s",
             "; ".join(missing),
         )
-        kernel = CpythonKernel(confined=False, memory_bytes=self._memory_bytes)
+        kernel = CpythonKernel(
+            confined=False, memory_bytes=self._memory_bytes, environment=self.environment
+        )
         return Choice(engine, kernel, cards.cpython(confined=False))
 
     def _with_packages(self, choice: Choice, packages: tuple[str, ...]) -> Choice:
@@ -129,7 +142,10 @@ class Kernels:
                 gate="packages",
             )
         confined = choice.confinement == "os"
-        return replace(choice, card=cards.cpython(packages, confined=confined))
+        kernel: Any = choice.kernel
+        versions = kernel.packages(packages).versions
+        named = tuple(f"{name} {versions[name]}" for name in packages)
+        return replace(choice, card=cards.cpython(named, confined=confined), versions=versions)
 
     def _require(self, choice: Choice, wanted: str) -> None:
         # The switch stands for "language", which every profile asks for at least.

@@ -30,6 +30,9 @@ class Packages:
         self._directory = tempfile.TemporaryDirectory(prefix="holdfast-packages-")
         self.path = os.path.realpath(self._directory.name)
         roots = {self.path}
+        self.versions = {
+            name: found[_normal(name)].version for name in names if _normal(name) in found
+        }
         for distribution in _with_requirements(names, found, ", ".join(places)):
             for entry in _entries(distribution):
                 real = os.path.realpath(str(distribution.locate_file(entry)))

@@ -803,6 +803,7 @@ def open_runtime(
     agents: Iterable[Agent[Any]] = (),
     recover: bool = False,
     allow_unconfined: bool = False,
+    packages_from: str | Path | None = None,
     scopes: Callable[[str], Any] | None = None,
     secrets: Callable[[str], Any] | None = None,
     redact: Callable[[str, Any], Any] | None = None,
@@ -812,11 +813,14 @@ def open_runtime(
 
     Use it as `async with holdfast.open(…) as runtime`, or await it and close the runtime later.
     `scopes` turns the stored reference of a scope into a scope, `secrets` a name into a secret, and
-    `redact(kind, value)` returns what is stored instead of a value.
+    `redact(kind, value)` returns what is stored instead of a value. Packages that cells may import
+    are those of `packages_from`, a `site-packages` of the same Python, or else of this process.
     """
     given: dict[str, Any] = {**settings, "model": model, "leaf_model": leaf_model}
     guards = Guards(scopes, secrets, redact)
-    return Opening(_open(store, given, agents, recover, allow_unconfined, guards))
+    place = None if packages_from is None else str(packages_from)
+    kernels = Kernels(allow_unconfined=allow_unconfined, environment=place)
+    return Opening(_open(store, given, agents, recover, kernels, guards))
 
 
 async def _open(
@@ -824,7 +828,7 @@ async def _open(
     settings: dict[str, Any],
     agents: Iterable[Agent[Any]],
     recover: bool,
-    allow_unconfined: bool,
+    kernels: Kernels,
     guards: Guards,
 ) -> Runtime:
     models: list[Model] = []
@@ -847,7 +851,7 @@ async def _open(
             resolved=resolved,
             agents=known.values(),
             models=models,
-            kernels=Kernels(allow_unconfined=allow_unconfined),
+            kernels=kernels,
             owns_store=owns,
             guards=guards,
         )

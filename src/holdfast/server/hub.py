@@ -54,7 +54,10 @@ class Hub:
                 resolved=main.resolved,
                 agents=main.agents.values(),
                 models=models,
-                kernels=Kernels(allow_unconfined=main.engine.kernels.allow_unconfined),
+                kernels=Kernels(
+                    allow_unconfined=main.engine.kernels.allow_unconfined,
+                    environment=main.engine.kernels.environment,
+                ),
                 guards=main.engine.guards,
             )
         return self._runtimes[tenant]

@@ -9,6 +9,7 @@ opened when the first code or input arrives.
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -61,6 +62,9 @@ GIVE_UP_SECONDS = 0.25
 """A cell that only waits is paused in place for so long: children may be quick."""
 
 
+_OTHER_PACKAGES = "[packages have changed since this session began, so results may differ:]"
+
+
 class CodeHarness:
     """Runs the code of one session's replies."""
 
@@ -85,6 +89,7 @@ class CodeHarness:
         self._kernel: KernelSession | None = None
         self._name = blueprint.settings.kernel
         self._vars: str | None = None  # the checkpoint that the kernel holds
+        self._changed: list[str] = []  # packages that are other ones than the session began with
         self._files = InputFiles(journal.store, journal.session)
         self._waiting: list[str] = []  # the calls that the cell which was given up waits for
 
@@ -189,6 +194,7 @@ class CodeHarness:
             manifest=None if kept is None else (await namespace(store, session, kept)).value(),
         )
         self._name = choice.name
+        self._changed = _changed(choice.versions, self.blueprint.prompt)
         self._vars = None if kept is None else kept.id
         return self._kernel
 
@@ -248,6 +254,9 @@ class CodeHarness:
         except KernelError as error:
             logger.warning("cell %d of session %s: %s", number, self.journal.session, error.code)
             output = observe_death(str(error), index, total)
+        if self._changed:
+            output = f"{_OTHER_PACKAGES} {'; '.join(self._changed)}\n{output}"
+            self._changed = []
         if result is None or result.status == "diverged":
             output = "\n".join([output, *await self._account(ledger)])
         record = EvalAdded(
@@ -368,3 +377,13 @@ def checkpoint_slots(checkpoint: Checkpoint) -> tuple[Slot, list[Slot]]:
             if item.id in checkpoint.chunks
         ]
     return manifest(checkpoint.manifest, "vars"), chunks
+
+
+def _changed(versions: Mapping[str, str], prompt: str) -> list[str]:
+    """Return which packages have another version here than the stored prompt tells."""
+    found = []
+    for name, version in versions.items():
+        told = re.search(rf"\b{re.escape(name)} (\d[\w.+!]*\w)", prompt)
+        if told is not None and told[1] != version:
+            found.append(f"{name} is {version}, and was {told[1]}")
+    return found
