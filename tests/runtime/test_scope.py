@@ -10,6 +10,7 @@ import holdfast
 from holdfast import Agent, Approve, CallContext, Scope, ScriptedModel, Secret, tool
 from holdfast.core.errors import InvalidInput, InvalidSettings
 from holdfast.core.messages import Message, Text, ToolCall
+from holdfast.runtime.replay import replay_session
 from holdfast.runtime.tools import make_tool, tool_of
 from holdfast.stores.memory.store import MemorySessionStore
 from holdfast.stores.portable import export_sessions
@@ -353,3 +354,63 @@ async def test_a_tool_that_hangs_ends_with_its_deadline(effect, outcome):
         session = await runtime.start(agent=model)
         assert (await session.send("go")).unwrap() == "done"
         assert (await outcome_of(session))[0] == outcome
+
+
+async def test_what_cells_print_ask_and_give_out_is_redacted_before_it_is_stored(tmp_path):
+    number = "4111-1111"
+
+    def redact(kind, value):
+        return json.loads(json.dumps(value).replace(number, f"[{kind}]"))
+
+    # Written so that no part of a reply holds the number: only what the cell makes of it does.
+    made = "number = '-'.join(['4' + '111', '1' * 4])\n"
+    first = (
+        made + "print(number)\nlm('leaf ' + number)\nwhich = ask('Is it ' + number + '?')\n"
+        "told = rlm('task ' + number, inputs={'card': number})\nprint(which, told['value'])\n"
+        "del number\n[4, '-'.join(['4111', '1111'])][1]"
+    )
+    replies = [f"```python\n{first}\n```", f"```python\n{made}raise ValueError(number)\n```"]
+    replies.append(f"```python\n{made}kept, number = number, 0\ndel kept\nFINAL('x')\n```")
+
+    def respond(request):
+        if request.purpose == "leaf" or request.first_user_text.startswith("task"):
+            heard.append(request.prompt)
+            return "```python\nFINAL(card)\n```"
+        return replies[request.ordinal]
+
+    heard, store = [], MemorySessionStore()
+    model = ScriptedModel(respond, name="redacted")
+    async with holdfast.open(store, model=model, redact=redact) as runtime:
+        session = await runtime.start()
+        waiting = await session.send("go")
+        await session.answer(waiting.calls[0], f"no, {number}")
+        await runtime.settled()
+        assert (await session.turns())[-1].status == "final"
+        shown = [m.message.text for m in await session.messages() if m.message.role != "user"]
+        assert "no, [answer] [input]" in "".join(shown)
+        assert "ValueError: [output]" in "".join(shown)
+        sessions = [info.id for info in (await store.list_sessions()).sessions]
+    assert len(sessions) == 2
+    assert any("leaf [message]" in text for text in heard)
+    for one in sessions:
+        assert number not in await everything(store, one, tmp_path)
+    report = await replay_session(store, session.id, redact=redact)
+    assert report.difference is None
+
+
+async def test_a_secret_that_code_prints_is_replaced_by_its_name(tmp_path):
+    @tool
+    def charge(key: Annotated[str, Secret("stripe")]) -> dict:
+        """Charge."""
+        return {"half": key[:7], "rest": key[7:]}
+
+    code = "got = charge()\nprint(got['half'] + got['rest'])\ndel got\nFINAL('paid')"
+    model = ScriptedModel(lambda request: f"```python\n{code}\n```", name="printer")
+    store, shop = MemorySessionStore(), holdfast.Agent(model=model, tools=[charge])
+    secrets = {"stripe": "sk-very-secret"}.get
+    async with holdfast.open(store, agents=[shop], secrets=secrets) as runtime:
+        session = await runtime.start(agent=shop)
+        assert (await session.send("pay")).unwrap() == "paid"
+        shown = "".join(m.message.text for m in await session.messages())
+        assert "[secret stripe]" in shown
+    assert "sk-very-secret" not in await everything(store, session.id, tmp_path)

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from holdfast.cli.naming import find_session
 from holdfast.cli.options import Call, command, note, session_argument
+from holdfast.cli.program import load_program, program_option, redaction, runtime_options
 from holdfast.cli.reading import opened, with_store
 from holdfast.cli.tables import Column, screen_width, table
-from holdfast.core.errors import InvalidInput
+from holdfast.core.errors import AgentMissing, InvalidInput
 from holdfast.stores.port import PendingFilter, PendingPage, PendingWait, SessionStore
 from holdfast.views.documents import pending_document
 from holdfast.views.values import read_value
+
+if TYPE_CHECKING:
+    from holdfast.runtime.results import TurnResult
+    from holdfast.runtime.runtime import Runtime
 
 COLUMNS = (
     Column("SESSION", least=15, is_id=True),
@@ -46,11 +52,12 @@ def pending_command(
     cursor: str | None,
 ) -> None:
     """List the calls of all sessions that wait for someone, longest wait first."""
+    from holdfast.runtime.answers import waiting
 
     async def read(store: SessionStore) -> tuple[PendingPage, list[Any]]:
         chosen = None if session is None else (await find_session(store, session)).id
         where = PendingFilter(tenant=tenant, session=chosen, assignee=assignee)
-        page = await store.pending(where, limit=limit, cursor=cursor)
+        page = await waiting(store, where, limit=limit, cursor=cursor)
         return page, [await _prompt(store, wait) for wait in page.waits]
 
     page, prompts = with_store(call, read)
@@ -62,10 +69,21 @@ def pending_command(
     rows = table(COLUMNS, (_row(wait, prompt) for wait, prompt in shown), screen_width())
     call.answer(document, rows if shown else "nothing waits for anybody")
     if shown and not call.as_json:
-        first = page.waits[0]
-        how = "--approve" if first.kind == "approval" else "--value JSON"
-        again = call.command_line("answer", first.session, first.call_id)
-        note(f"answer the first with: {again} {how}")
+        note(f"answer the first with: {how_to_answer(call, page.waits[0])}")
+
+
+def how_to_answer(call: Call, wait: PendingWait) -> str:
+    """Return the command that answers a call."""
+    how = "--approve (or --deny REASON, --edit JSON)" if wait.kind == "approval" else "--value JSON"
+    return f"{call.command_line('answer', wait.session, wait.call_id)} {how}"
+
+
+async def told_waits(store: SessionStore, session: str) -> list[tuple[PendingWait, str]]:
+    """Return what a session and its children wait for, each with what is asked in one line."""
+    from holdfast.runtime.answers import waiting_below
+
+    waits = await waiting_below(store, session)
+    return [(wait, question_text(await _prompt(store, wait))) for wait in waits]
 
 
 async def _prompt(store: SessionStore, wait: PendingWait) -> Any:
@@ -110,7 +128,10 @@ def _row(wait: PendingWait, prompt: Any) -> tuple[str, ...]:
 @click.option("--by", metavar="NAME", help="Who answers.")
 @click.option("--scope", metavar="REFERENCE", help="For whom an approved call acts.")
 @click.option("--no-resume", is_flag=True, help="Leave it to another process to go on.")
-def answer_command(call: Call, session: str, call_id: str, no_resume: bool, **said: Any) -> int:
+@program_option
+def answer_command(
+    call: Call, session: str, call_id: str, no_resume: bool, program: str | None, **said: Any
+) -> int:
     """Answer CALL of SESSION, which waits for someone; the session goes on here.
 
     The first answer wins. Without an option that says the answer, it is asked for on the terminal.
@@ -120,12 +141,15 @@ def answer_command(call: Call, session: str, call_id: str, no_resume: bool, **sa
 
     by, reference = said.pop("by"), said.pop("scope")
     chosen = _chosen(said)
+    offered = load_program(program)
 
-    async def put() -> str | None:
+    async def put() -> tuple[str, str | None]:
         from holdfast.runtime import answers
         from holdfast.runtime.scope import Scope
 
-        scope = None if reference is None else Scope(reference=reference)
+        about: dict[str, Any] = {"by": by, **redaction(offered)}
+        if reference is not None:
+            about["scope"] = Scope(reference=reference)
         async with opened(call) as store:
             info = await find_session(store, session)
             match chosen:
@@ -134,22 +158,37 @@ def answer_command(call: Call, session: str, call_id: str, no_resume: bool, **sa
                 case ("cancel", _):
                     await answers.cancel(store, info.id, call_id, by)
                 case ("answer", content):
-                    await answers.answer(store, info.id, call_id, content, by=by, scope=scope)
+                    await answers.answer(store, info.id, call_id, content, **about)
                 case _:
                     content = await _asked(store, info.id, call_id)
-                    await answers.answer(store, info.id, call_id, content, by=by, scope=scope)
-            return await run_above(store, info.id)
+                    await answers.answer(store, info.id, call_id, content, **about)
+            return await _root(store, info.id), await run_above(store, info.id)
 
-    run = asyncio.run(put())
+    root, run = asyncio.run(put())
     if no_resume:
         call.answer({"session": session, "call": call_id, "stored": True}, "the answer is stored")
         return 0
     if run is not None:
-        return resume_run(call, run, quiet=call.as_json)
-    begin = existing(call, session)
-    return asyncio.run(
-        drive(call, {}, begin, lambda runtime, found: runtime.resume(found), call.as_json)
-    )
+        return resume_run(call, run, program=program, quiet=call.as_json)
+    begin = existing(call, root)
+
+    async def act(runtime: Runtime, found: str) -> TurnResult | None:
+        return await runtime.resume(found)
+
+    try:
+        return asyncio.run(drive(call, runtime_options(offered), begin, act, call.as_json))
+    except AgentMissing as error:
+        stored = {"session": session, "call": call_id, "stored": True}
+        call.answer(stored, "the answer is stored")
+        note(f"{error}; a process that has it goes on, as with --with FILE or `holdfast worker`")
+        return 0
+
+
+async def _root(store: SessionStore, session: str) -> str:
+    """Return the session at the top of a tree: with it, what waits for an answer below goes on."""
+    while (parent := (await store.load_state(session)).parent) is not None:
+        session = parent["session"]
+    return session
 
 
 def _chosen(said: dict[str, Any]) -> tuple[str, Any] | None:
@@ -219,17 +258,20 @@ async def _asked(store: SessionStore, session: str, call_id: str) -> Any:
     return answer_in_place(wait, await _prompt(store, wait))
 
 
-async def answered_in_place(store: SessionStore, session: str) -> bool:
-    """Put the open questions of a session to the person at the terminal; tell if all were answered.
+async def answered_in_place(
+    store: SessionStore, session: str, offered: Mapping[str, Any] | None = None
+) -> bool:
+    """Put the open questions of a session to the person at the terminal; tell if one was answered.
 
-    Those for someone else, and those that are left with Ctrl-D, go on waiting.
+    Those of the children that it waits for are among them. Those for someone else, and those that
+    are left with Ctrl-D, go on waiting.
     """
     from holdfast.runtime import answers
 
-    page = await store.pending(PendingFilter(session=session), limit=1000)
-    for wait in page.waits:
+    answered = False
+    for wait in await answers.waiting_below(store, session):
         if wait.assignee is not None or wait.kind == "client":
-            return False
+            continue
         prompt = await _prompt(store, wait)
         while True:
             try:
@@ -237,11 +279,16 @@ async def answered_in_place(store: SessionStore, session: str) -> bool:
             except click.Abort:
                 return False
             try:
-                await answers.answer(store, session, wait.call_id, said, wait=wait.wait)
+                await answers.answer(
+                    *(store, wait.session, wait.call_id, said),
+                    wait=wait.wait,
+                    **redaction(offered or {}),
+                )
+                answered = True
                 break
             except InvalidInput as error:
                 note(str(error))
-    return bool(page.waits)
+    return answered
 
 
 def answer_in_place(wait: PendingWait, prompt: Any) -> Any:
@@ -250,8 +297,8 @@ def answer_in_place(wait: PendingWait, prompt: Any) -> Any:
 
     note(f"{wait.kind}: {question_text(prompt)}")
     if wait.kind != "approval":
-        return json_or_text(click.prompt("answer", err=True))
-    if click.confirm("approve?", err=True):
+        return json_or_text(click.prompt("answer (Ctrl-D leaves it open)", err=True))
+    if click.confirm("approve? (Ctrl-D leaves it open)", err=True):
         return Approve()
     return Deny(click.prompt("reason", default="denied", err=True))
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import runpy
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -15,6 +14,7 @@ import click
 from holdfast.cli.interruption import Interruption
 from holdfast.cli.naming import find_session
 from holdfast.cli.options import Call, command, note, session_argument
+from holdfast.cli.program import load_program, runtime_options
 from holdfast.cli.reading import opened, with_store
 from holdfast.cli.tables import Column, screen_width, table
 from holdfast.cli.terminal import clean
@@ -52,15 +52,6 @@ def driving_options(function: Callable[..., Any]) -> Callable[..., Any]:
     ):
         function = option(function)
     return function
-
-
-def load_program(file: str | None) -> dict[str, Any]:
-    """Return what a program offers to workflows; running it is what the user asked for."""
-    if file is None:
-        return {}
-    if not Path(file).is_file():
-        raise InvalidInput(f"there is no file {file!r} to take agents and tools from")
-    return runpy.run_path(file)
 
 
 def _variables(given: tuple[str, ...]) -> dict[str, Any]:
@@ -102,9 +93,9 @@ async def drive_here(
     from holdfast.workflows.runs import Runs
 
     offered = load_program(options.get("program"))
-    given: dict[str, Any] = {"model": options["model"]} if options.get("model") else {}
-    if offered.get("AGENTS"):
-        given["agents"] = offered["AGENTS"]
+    given = runtime_options(offered)
+    if options.get("model"):
+        given["model"] = options["model"]
     async with await open_runtime(call.store, **given) as runtime:
         known = offered_registry(offered)
         runs = Runs(runtime, known)

@@ -14,7 +14,8 @@ import click
 from holdfast.cli.interruption import Interruption
 from holdfast.cli.naming import find_session
 from holdfast.cli.options import Call, command, note, session_argument
-from holdfast.cli.people import answered_in_place
+from holdfast.cli.people import answered_in_place, how_to_answer, told_waits
+from holdfast.cli.program import load_program, program_option, runtime_options
 from holdfast.cli.progress import shown
 from holdfast.cli.reading import with_store
 from holdfast.cli.sessions import pair
@@ -49,6 +50,8 @@ from holdfast.views.documents import result_document
 from holdfast.views.values import value_form
 
 Act = Callable[[Runtime, str], Awaitable[TurnResult | None]]
+
+SHOWN_WAITS = 5
 
 HELP = {
     "model": "Model: PROVIDER:MODEL, or script:FILE offline.",
@@ -156,6 +159,8 @@ def input_options(function: Callable[..., Any]) -> Callable[..., Any]:
     metavar="KEY=VALUE",
     help="A label to find the session by. May be repeated.",
 )
+@click.option("--agent", metavar="NAME", help="Agent of the program that --with names.")
+@program_option
 @settings_options
 @turn_options
 def run_command(
@@ -166,6 +171,8 @@ def run_command(
     images: tuple[str, ...],
     session_id: str | None,
     labels: tuple[str, ...],
+    agent: str | None,
+    program: str | None,
     quiet: bool,
     allow_unconfined: bool,
     **settings: Any,
@@ -176,15 +183,17 @@ def run_command(
     settings["instructions"] = _from_file(settings["instructions"])
     tags = dict(pair(label, "--label") for label in labels)
     # Here, before there is a store that nobody asked for.
-    check_model(resolve(settings, folder=find_folder(Path.cwd())).settings)
+    if agent is None:
+        check_model(resolve(settings, folder=find_folder(Path.cwd())).settings)
+    offered = runtime_options(load_program(program))
 
     async def begin(runtime: Runtime) -> str:
-        return (await runtime.start(session_id=session_id, labels=tags)).id
+        return (await runtime.start(session_id=session_id, labels=tags, agent=agent)).id
 
     async def act(runtime: Runtime, session: str) -> TurnResult | None:
         return await runtime.send(session, text, inputs=variables)
 
-    options = {**settings, "allow_unconfined": allow_unconfined}
+    options = {**settings, **offered, "allow_unconfined": allow_unconfined}
     return asyncio.run(drive(call, options, begin, act, quiet))
 
 
@@ -195,6 +204,7 @@ def run_command(
 @click.option("--queue", is_flag=True, help="If the session is busy, wait in its inbox.")
 @click.option("--no-wait", is_flag=True, help="Leave it to a worker, and return at once.")
 @click.option("--takeover", is_flag=True, help="Drive an imported copy that has open work.")
+@program_option
 @turn_options
 def send_command(
     call: Call,
@@ -206,6 +216,7 @@ def send_command(
     queue: bool,
     no_wait: bool,
     takeover: bool,
+    program: str | None,
     quiet: bool,
     allow_unconfined: bool,
 ) -> int:
@@ -223,7 +234,7 @@ def send_command(
             wait=not no_wait,
         )
 
-    options = {"allow_unconfined": allow_unconfined}
+    options = {**runtime_options(load_program(program)), "allow_unconfined": allow_unconfined}
     return asyncio.run(drive(call, options, existing(call, session), act, quiet))
 
 
@@ -232,6 +243,7 @@ def send_command(
 @click.option("--force", is_flag=True, help="Also after two revivals without a new outcome.")
 @click.option("--retry", is_flag=True, help="Also take up the last turn if it failed.")
 @click.option("--takeover", is_flag=True, help="Drive an imported copy that has open work.")
+@program_option
 @turn_options
 def resume_command(
     call: Call,
@@ -239,6 +251,7 @@ def resume_command(
     force: bool,
     retry: bool,
     takeover: bool,
+    program: str | None,
     quiet: bool,
     allow_unconfined: bool,
 ) -> int:
@@ -251,14 +264,14 @@ def resume_command(
 
     run = with_store(call, above)
     if run is not None:
-        return resume_run(call, run, quiet=quiet, takeover=takeover)
+        return resume_run(call, run, program=program, quiet=quiet, takeover=takeover)
 
     async def act(runtime: Runtime, session_id: str) -> TurnResult | None:
         if retry:
             return await runtime.retry(session_id, takeover=takeover)
         return await runtime.resume(session_id, force=force, takeover=takeover)
 
-    options = {"allow_unconfined": allow_unconfined}
+    options = {**runtime_options(load_program(program)), "allow_unconfined": allow_unconfined}
     return asyncio.run(drive(call, options, existing(call, session), act, quiet))
 
 
@@ -352,7 +365,7 @@ async def drive(
                     async with shown(runtime, session, quiet=quiet):
                         result = await act(runtime, session)
                     while isinstance(result, Suspended) and _is_attended(call):
-                        if not await answered_in_place(runtime.store, session):
+                        if not await answered_in_place(runtime.store, session, options):
                             break
                         async with shown(runtime, session, quiet=quiet):
                             result = await runtime.resume(session) or result
@@ -398,6 +411,15 @@ def _next(call: Call, session: str) -> str:
     return call.command_line("resume", session)
 
 
+async def _tell_waits(call: Call, runtime: Runtime, session: str) -> None:
+    told = await told_waits(runtime.store, session)
+    for wait, asked in told[:SHOWN_WAITS]:
+        note(f"suspended: {wait.kind} {wait.call_id}: {asked}")
+        note(f"  answer with: {how_to_answer(call, wait)}")
+    if len(told) > SHOWN_WAITS:
+        note(f"and {len(told) - SHOWN_WAITS} more: {call.command_line('pending')}")
+
+
 async def _tell(call: Call, runtime: Runtime, session: str, result: TurnResult | None) -> int:
     if result is None:
         info = await runtime.store.session_info(session)
@@ -419,10 +441,7 @@ async def _tell(call: Call, runtime: Runtime, session: str, result: TurnResult |
         case Queued():
             note(f"the session is busy; the message waits in its inbox as {result.key!r}")
         case Suspended():
-            calls = "call" if len(result.calls) == 1 else "calls"
-            waiting = ", ".join(result.calls)
-            answer = call.command_line("answer", session, result.calls[0])
-            note(f"suspended: waiting for {calls} {waiting}; answer with: {answer}")
+            await _tell_waits(call, runtime, session)
         case Failed(code="revival_limit"):
             note(f"failed: {result.error}; {call.command_line('resume', session, '--force')}")
         case Failed() | BudgetExceeded():

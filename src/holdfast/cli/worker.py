@@ -13,7 +13,8 @@ from typing import Any
 import click
 
 from holdfast.cli.options import Call, command, note
-from holdfast.cli.runs import load_program, offered_registry
+from holdfast.cli.program import load_program, program_option, runtime_options
+from holdfast.cli.runs import offered_registry
 from holdfast.runtime.runtime import Runtime, open_runtime
 from holdfast.runtime.worker import SWEEP_SECONDS, Worker
 from holdfast.workflows.runs import Runs
@@ -22,7 +23,7 @@ STATUS_SECONDS = 2.0
 
 
 @command("worker")
-@click.option("--with", "program", metavar="FILE", help="Python file that has AGENTS and so on.")
+@program_option
 @click.option("--model", help="Model: PROVIDER:MODEL, or script:FILE offline.")
 @click.option(
     "--concurrency",
@@ -72,9 +73,9 @@ def worker_command(
     """
     _log(as_json=log_json)
     offered = load_program(program)
-    options: dict[str, Any] = {} if model is None else {"model": model}
-    if offered.get("AGENTS"):
-        options["agents"] = offered["AGENTS"]
+    options = runtime_options(offered)
+    if model is not None:
+        options["model"] = model
 
     async def work() -> dict[str, Any]:
         async with await open_runtime(call.store, **options) as runtime:

@@ -9,6 +9,7 @@ whoever looks next: a driver, a runtime's own timer, `tick`.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
@@ -20,6 +21,7 @@ from holdfast.core.errors import (
     Conflict,
     InboxConflict,
     InvalidInput,
+    SessionNotFound,
 )
 from holdfast.core.events import now
 from holdfast.core.facts import CallRequested, CallSuspended, InputKind
@@ -29,11 +31,23 @@ from holdfast.core.state import PendingCall, State
 from holdfast.runtime import schemas
 from holdfast.runtime.inbox import goes_on_with_answer
 from holdfast.runtime.scope import Scope
-from holdfast.stores.port import InboxDraft, InboxItem, PendingFilter, SessionStore
+from holdfast.stores.port import (
+    InboxDraft,
+    InboxItem,
+    PendingFilter,
+    PendingPage,
+    PendingWait,
+    SessionStore,
+)
 from holdfast.views.values import hydrate
 
 MAX_ANSWER_BYTES = 16 << 20
 TICK_PAGE = 200
+MAX_WAITS = 1000
+REDACTED = {"value": "answer", "arguments": "arguments", "reason": "answer", "error": "error"}
+"""The parts of an answer that people say, with their kinds."""
+INTERNAL = frozenset({"child", "budget"})
+"""Kinds of waits that end by what another session does: nobody outside answers them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +95,7 @@ async def answer(
     """Put an answer into a session's inbox; it is checked first, and durable on return."""
     state = await store.load_state(session_id)
     call = _waiting(state, call_id, wait)
+    _refuse_internal(call)
     suspended = await _fact(store, session_id, call.wait_seq, CallSuspended)
     if call.assignee is not None and by != call.assignee:
         raise AnswerRefused(
@@ -95,9 +110,47 @@ async def answer(
             )
         said = replace(said, scope=scope.reference)
     content = await _content(store, session_id, call, suspended, said)
-    if "value" in content:
-        content["value"] = redact("answer", content["value"])
+    for name, kind in REDACTED.items():
+        if content.get(name) is not None:
+            content[name] = redact(kind, content[name])
     return await _put(store, state, call, "answer", content, by)
+
+
+async def waiting(
+    store: SessionStore,
+    where: PendingFilter | None = None,
+    *,
+    limit: int = 100,
+    cursor: str | None = None,
+) -> PendingPage:
+    """Return one page of the calls that wait for someone outside, oldest first.
+
+    A page may be shorter than `limit`, and is empty only at the end. Calls that wait for another
+    session are listed where `where` asks for their kind.
+    """
+    while True:
+        page = await store.pending(where, limit=limit, cursor=cursor)
+        if where is not None and where.kind is not None:
+            return page
+        found = tuple(wait for wait in page.waits if wait.kind not in INTERNAL)
+        if found or page.cursor is None:
+            return PendingPage(found, page.cursor)
+        cursor = page.cursor
+
+
+async def waiting_below(store: SessionStore, session_id: str) -> list[PendingWait]:
+    """Return what a session waits for: its own calls, and those of the children it waits for."""
+    page = await store.pending(PendingFilter(session=session_id), limit=MAX_WAITS)
+    found: list[PendingWait] = []
+    calls = (await store.load_state(session_id)).calls
+    for wait in page.waits:
+        call = calls.get(wait.call_id)
+        if wait.kind not in INTERNAL:
+            found.append(wait)
+        elif call is not None and call.child is not None:
+            with suppress(SessionNotFound):  # it is not made yet
+                found += await waiting_below(store, call.child)
+    return found
 
 
 async def extend(
@@ -108,6 +161,7 @@ async def extend(
         raise InvalidInput(f"deadline {deadline.isoformat()} has no time zone; give it one")
     state = await store.load_state(session_id)
     call = _waiting(state, call_id, None)
+    _refuse_internal(call)
     text = deadline.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
     return await _put(store, state, call, "extend", text, by, unique=text)
 
@@ -171,6 +225,15 @@ def _waiting(state: State, call_id: str, wait: int | None) -> PendingCall:
             f"{call.stage}, its last wait is {call.wait}"
         )
     return call
+
+
+def _refuse_internal(call: PendingCall) -> None:
+    if call.waits_for in INTERNAL:
+        below = f"its child {call.child!r}" if call.child else "another session"
+        raise AnswerRefused(
+            f"call {call.call_id!r} waits for {below}, not for an answer; `holdfast pending` lists "
+            "what that one asks, and `cancel` calls it off"
+        )
 
 
 async def _content(

@@ -38,12 +38,14 @@ class AuditedModel:
         state: Callable[[], State],
         *,
         full: bool,
+        redact: Callable[[str, Any], Any],
     ) -> None:
         self._inner = inner
         self._store = store
         self._session = session
         self._state = state
         self._full = full
+        self._redact = redact
         self._writing: set[asyncio.Task[None]] = set()
 
     @property
@@ -97,7 +99,8 @@ class AuditedModel:
         }
         if self._full and request.messages:
             last = request.messages[-1]
-            row["sent"]["last"] = last.text if last.role == "observation" else None
+            shown = last.text if last.role == "observation" else None
+            row["sent"]["last"] = None if shown is None else self._redact("audit", shown)
         return row
 
     async def _compaction(self, state: State) -> dict[str, Any] | None:

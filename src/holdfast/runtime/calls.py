@@ -33,6 +33,7 @@ from holdfast.core.facts import (
 from holdfast.core.payloads import Slot, slot, slot_of_bytes
 from holdfast.kernels.port import CallKey, Encoded, FileRead, HostAnswer, HostCall, RecordedCall
 from holdfast.runtime.journal import Journal
+from holdfast.runtime.scope import Guards
 from holdfast.stores.port import SessionStore
 
 PAGE_EVENTS = 1000
@@ -99,6 +100,7 @@ class Ledger:
     turn: int
     step: int
     eval: int
+    guards: Guards = field(default_factory=Guards)
     calls: dict[CallKey, Recorded] = field(default_factory=dict)
     leaves: list[tuple[Event, LeafCalled]] = field(default_factory=list)
     children: dict[CallKey, dict[int, Recorded]] = field(default_factory=dict)
@@ -219,13 +221,14 @@ class Ledger:
         policy: UnknownPolicy = "tell",
     ) -> CallRequested:
         """Return the intent of a call."""
+        given = slot_of_bytes(call.arguments.encoding, call.arguments.data, "arguments")
         return CallRequested(
             call_id=self.call_id(call),
             name=call.function,
             executor=executor,
             effect=effect,
             kind=kind,
-            arguments=slot_of_bytes(call.arguments.encoding, call.arguments.data, "arguments"),
+            arguments=self.guards.redacted_slot("arguments", given),
             turn=self.turn,
             step=self.step,
             eval=self.eval,

@@ -446,6 +446,9 @@ class Driver:
         hooks = self._dispatcher.hooks
         try:
             result = await self._driven_until_stopped(loop)
+            while isinstance(result, Suspended) and self._has_moved(loop):
+                # An answer was admitted just as the turn was given up: nobody else goes on.
+                result = await self._driven_until_stopped(loop)
             if hooks.has("turn_ended") and not isinstance(result, Suspended):
                 with suppress(Halted):  # there is nothing left to halt
                     await hooks.tell("turn_ended", self._dispatcher.context(), result)
@@ -454,6 +457,12 @@ class Driver:
             return result
         finally:
             await hooks.close()
+
+    def _has_moved(self, loop: TurnLoop) -> bool:
+        """Tell whether a turn that was found waiting can go on by now."""
+        return self.state.status == "running" or (
+            self.state.status == "suspended" and loop.harness.can_go_on()
+        )
 
     async def _driven_until_stopped(self, loop: TurnLoop) -> TurnResult:
         """Drive the open turn, unless someone asks to stop the session meanwhile."""

@@ -123,7 +123,8 @@ class Engine:
             if settings.audit == "off" or self.replay is not None:
                 return found
             full = settings.audit == "full"
-            return AuditedModel(found, self.store, session, state, full=full)
+            redact = self.guards.redacted
+            return AuditedModel(found, self.store, session, state, full=full, redact=redact)
         except InvalidSettings as error:
             if ":" in name:
                 raise

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,7 @@ from holdfast.runtime.recordings import (
     load_tree,
     subtree,
 )
+from holdfast.runtime.scope import Guards
 from holdfast.runtime.settings import resolve
 from holdfast.runtime.tools import Tool, Toolset
 from holdfast.runtime.transcript import load_transcript
@@ -96,11 +97,19 @@ async def replay_export(path: str | Path, session: str | None = None) -> list[Re
 
 
 async def replay_session(
-    store: SessionStore, session: str, *, hooks: Sequence[Hook] = ()
+    store: SessionStore,
+    session: str,
+    *,
+    hooks: Sequence[Hook] = (),
+    redact: Callable[[str, Any], Any] | None = None,
 ) -> ReplayReport:
-    """Replay a session of any store; the store is only read. Hooks are asked again."""
+    """Replay a session of any store; the store is only read. Hooks are asked again.
+
+    A session whose values were redacted needs the same `redact`: its cells print what they
+    printed.
+    """
     copy = await _copied(store, [session])
-    return await _replay(copy, session, hooks)
+    return await _replay(copy, session, hooks, redact)
 
 
 async def replay_tree(store: SessionStore, session: str) -> list[ReplayReport]:
@@ -134,7 +143,12 @@ async def _copied(store: SessionStore, sessions: list[str]) -> SessionStore:
     return copy
 
 
-async def _replay(store: SessionStore, session: str, hooks: Sequence[Hook] = ()) -> ReplayReport:
+async def _replay(
+    store: SessionStore,
+    session: str,
+    hooks: Sequence[Hook] = (),
+    redact: Callable[[str, Any], Any] | None = None,
+) -> ReplayReport:
     recording = await load_recording(store, session)
     plan = await blueprints.load(store, session)
     fresh = new_session_id()
@@ -151,6 +165,7 @@ async def _replay(store: SessionStore, session: str, hooks: Sequence[Hook] = ())
         agents=[Agent(name=state.agent, output_type=recording.output_schema, hooks=hooks)],
         models=models,
         kernels=Kernels(),
+        guards=Guards(redact=redact),
     )
     engine.replay = recording
     claims = Claims(engine)

@@ -643,8 +643,11 @@ class Runtime(Embedding):
         limit: int = 100,
         cursor: str | None = None,
     ) -> PendingPage:
-        """Return one page of the calls of all sessions that wait for someone, oldest first."""
-        return await self.store.pending(where, limit=limit, cursor=cursor)
+        """Return one page of the calls of all sessions that wait for someone, oldest first.
+
+        Calls that wait for a child are listed where `where` asks for kind "child".
+        """
+        return await answers.waiting(self.store, where, limit=limit, cursor=cursor)
 
     async def audit(
         self, session: AnySession, *, after: int = 0, limit: int = 100

@@ -15,13 +15,26 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from holdfast.core.errors import InvalidInput, InvalidSettings, ScopeMissing, SecretMissing
+from holdfast.core import values
+from holdfast.core.errors import (
+    HoldfastError,
+    InvalidInput,
+    InvalidSettings,
+    ScopeMissing,
+    SecretMissing,
+)
 from holdfast.core.messages import Message, Text, ToolCall
+from holdfast.core.payloads import Slot, slot
 from holdfast.models.port import Model, ModelReply, ModelRequest, OnDelta
 
 logger = logging.getLogger("holdfast.runtime")
 
 MAX_REFERENCE_CHARACTERS = 1000
+KINDS = (
+    *("message", "input", "reply", "result", "error", "answer"),
+    *("arguments", "question", "output", "value", "final", "audit"),
+)
+"""The kinds of values that a redact hook gets."""
 REDACTION_FAILED = "[not stored: the redact hook failed]"
 SHORTEST_SECRET = 4
 """Shorter values are not looked for in results: they occur in ordinary text."""
@@ -64,13 +77,15 @@ class Guards:
     """What a program lets look at scopes, secrets and values; each may be async but `redact`.
 
     `scopes` turns a stored reference into a scope, `secrets` a name into a value. `redact` gets the
-    kind of a value (message, input, reply, result, error, answer) and the value, and returns what
-    is stored and worked with instead.
+    kind of a value (`KINDS`) and the value, and returns what is stored and worked with instead.
+    Secrets that were looked up here are taken out of all of them.
     """
 
     scopes: Callable[[str], Any] | None = None
     secrets: Callable[[str], Any] | None = None
     redact: Callable[[str, Any], Any] | None = None
+    found: dict[str, Any] = field(default_factory=dict, repr=False)
+    """Secrets that were looked up, by name."""
 
     def __post_init__(self) -> None:
         for name in ("scopes", "secrets", "redact"):
@@ -109,10 +124,17 @@ class Guards:
             raise SecretMissing(f"secret {name!r} was not found: {type(error).__name__}") from error
         if found is None:
             raise SecretMissing(f"secret {name!r} was not found")
+        self.found[name] = found
         return found
+
+    @property
+    def active(self) -> bool:
+        """Tell whether anything is looked for in values."""
+        return self.redact is not None or bool(self.found)
 
     def redacted(self, kind: str, value: Any) -> Any:
         """Return what is stored for a value; a hook that fails keeps the value out of the log."""
+        value = without_secrets(value, self.found)
         if self.redact is None:
             return value
         try:
@@ -121,9 +143,23 @@ class Guards:
             logger.warning("the redact hook failed for a value of kind %s", kind, exc_info=True)
             return REDACTION_FAILED
 
+    def redacted_text(self, kind: str, text: str) -> str:
+        """Return what is stored for a text."""
+        return str(self.redacted(kind, text)) if self.active else text
+
+    def redacted_slot(self, kind: str, item: Slot) -> Slot:
+        """Return a slot with what is stored for its value; what is no plain value stays."""
+        if not self.active or item.data is None:
+            return item
+        try:
+            value = values.decode(item.encoding, item.data)
+        except HoldfastError:
+            return item
+        return slot(self.redacted(kind, value), item.kind)
+
     def redacted_message(self, kind: str, message: Message) -> Message:
         """Return a message with its texts, and the arguments of its tool calls, redacted."""
-        if self.redact is None:
+        if not self.active:
             return message
         parts: list[Any] = []
         for part in message.parts:

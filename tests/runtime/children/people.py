@@ -1,7 +1,9 @@
 """A process that works turns with tools of every effect class and with people, to its end.
 
-What the tools do is noted in a file outside of the store, the witness. The people are this process
-itself: it answers whatever waits. It may be killed after any durable write, and started again.
+Two calls of each effect class run side by side, native and from threads of a cell; people approve,
+answer and carry out; a task is worked by a child that asks. What the tools do is noted in a file
+outside of the store, the witness. The people are this process itself: it answers whatever waits.
+It may be killed after any durable write, and started again.
 """
 
 from __future__ import annotations
@@ -12,8 +14,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import workload
-
 import holdfast
 from holdfast.core.errors import AnswerStale, CallNotFound
 from holdfast.core.messages import ToolCall, assistant
@@ -22,11 +22,52 @@ from holdfast.models.scripted import ScriptedModel
 from holdfast.runtime.answers import Approve
 from holdfast.runtime.tools import CallContext, make_tool
 
-TOOLS, CODE = "with-tools", "with-code"
-CELL = (
-    "```python\nfound = look('tar')\nport = ask('Which port?')\nonce(port + found)\n"
-    "same(port)\nFINAL([port, gated(port)])\n```"
-)
+SESSIONS = {"with-tools": "tools", "with-code": "code", "with-child": "code"}
+WISHES = ("once", "once", "same", "same", "look", "look", "gated", "client")
+CELL = """```python
+from concurrent.futures import ThreadPoolExecutor
+
+def sure(tool, to):
+    try:
+        return tool(to)
+    except CallError:
+        return 'unknown'
+
+def both(tool, *to):
+    with ThreadPoolExecutor(2) as pool:
+        return list(pool.map(lambda one: sure(tool, one), to))
+
+found = both(look, 'tar', 'rope')
+port = ask('Which port?')
+done = [both(once, port, 'hull'), both(same, port, 'kiel')]
+FINAL([found, port, done, sure(gated, port), client(port)])
+```"""
+SURE = """try:
+    sent = once({to})
+except CallError:
+    sent = 'unknown'
+FINAL([{to}, sent])
+```"""
+PARENT = "```python\ntold = rlm('which port')['value']\n" + SURE.format(to="told")
+CHILD = "```python\nport = ask('Which port, says the child?')\n" + SURE.format(to="port")
+VALUES = {
+    "with-tools": "done",
+    "with-code": [
+        ["look tar", "look rope"],
+        "answer to question",
+        [
+            ["once answer to question", "once hull"],
+            ["same answer to question", "same kiel"],
+        ],
+        "gated answer to question",
+        "answer to client",
+    ],
+    "with-child": [
+        ["answer to question", "once answer to question"],
+        "once ['answer to question', 'once answer to question']",
+    ],
+}
+"""What the turns come to where no outcome is unknown."""
 
 
 def agent(witness: Path, harness: str) -> holdfast.Agent:
@@ -68,37 +109,42 @@ def agent(witness: Path, harness: str) -> holdfast.Agent:
 
 def respond(request: ModelRequest) -> Any:
     """Return what the model says: one reply with every tool, then the answer."""
+    if request.first_user_text.startswith("which port"):
+        return CHILD
     if not request.tools:
-        return CELL
+        return PARENT if request.first_user_text == "with-child" else CELL
     if request.ordinal == 0:
-        names = ("once", "same", "look", "gated", "client")
-        return assistant(*(ToolCall(f"call_{n}", n, json.dumps({"to": "ann"})) for n in names))
+        wishes = enumerate(WISHES)
+        return assistant(
+            *(ToolCall(f"call_{n}", name, json.dumps({"to": f"ann {n}"})) for n, name in wishes)
+        )
     return "done"
 
 
-async def people(runtime: holdfast.Runtime, session: str) -> None:
+async def people(runtime: holdfast.Runtime) -> None:
     """Answer what waits, as if nobody knew what was answered before."""
     for wait in (await runtime.pending()).waits:
         said = Approve() if wait.kind == "approval" else f"answer to {wait.kind}"
-        if wait.session == session:
-            try:
-                await runtime.answer(session, wait.call_id, said)
-            except (AnswerStale, CallNotFound):
-                continue
+        try:
+            await runtime.answer(wait.session, wait.call_id, said)
+        except (AnswerStale, CallNotFound):
+            continue
 
 
 async def main(url: str, folder: Path, at: int) -> None:
+    import workload  # found beside this file only where it is run as a program
+
     store: Any = await workload.open_place(url)
     store = workload.KillingStore(store, at, "after", folder / "acknowledged")
     agents = [agent(folder / "witness", harness) for harness in ("tools", "code")]
     model = ScriptedModel(respond, name="scripted")
     async with await holdfast.open(store, model=model, agents=agents) as runtime:
-        for session, harness in ((TOOLS, "tools"), (CODE, "code")):
+        for session, harness in SESSIONS.items():
             await runtime.start(session_id=session, agent=harness)
             if not await runtime.turns(session):
-                await runtime.send(session, "go")
+                await runtime.send(session, session)
             while (await runtime.turns(session))[-1].status != "final":
-                await people(runtime, session)
+                await people(runtime)
                 await runtime.settled()
                 await runtime.resume(session)
     await store.close()

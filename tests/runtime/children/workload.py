@@ -22,6 +22,7 @@ from holdfast.models.scripted import ScriptedModel
 from holdfast.stores.choose import store_url
 from holdfast.stores.files.store import FilesSessionStore
 from holdfast.stores.port import Appended, SessionStore
+from holdfast.stores.postgres.store import PostgresSessionStore
 from holdfast.stores.sqlite.store import SqliteSessionStore
 
 SESSION = "the-session"
@@ -99,6 +100,8 @@ def model(ledger: Ledger, before_answer: Callable[[ModelRequest], Any] | None = 
 async def open_place(url: str, disk: Disk | None = None) -> SessionStore:
     """Open a durable store by its URL, on a disk of the test's own if it has one."""
     kind, _, place = store_url(url)[0].partition(":")
+    if kind == "postgresql":
+        return await PostgresSessionStore.open(url)
     opened = FilesSessionStore if kind == "files" else SqliteSessionStore
     return await opened.open(Path(place), disk=disk)
 

@@ -23,6 +23,7 @@ from holdfast.runtime.blueprint import Blueprint
 from holdfast.runtime.calls import Ledger, Recorded, files_of, nanoseconds
 from holdfast.runtime.children import Children, whole_value
 from holdfast.runtime.engine import Engine
+from holdfast.runtime.scope import Guards
 from holdfast.runtime.shortage import Shortage
 from holdfast.runtime.spawning import ChildDraft, Spawning, Wish, wish_of
 from holdfast.runtime.tools import Tool
@@ -149,8 +150,10 @@ class ChildHandler:
         """Return what a call asks for; raise TypeError as Python would."""
         tool = self.agents.get(call.function)
         if tool is None:
-            return _arguments(call)
-        return wish_of(tool, tool.bind(call.args, call.kwargs))
+            wish = _arguments(call)
+        else:
+            wish = wish_of(tool, tool.bind(call.args, call.kwargs))
+        return _redacted(self.engine.guards, wish)
 
     async def _drafts(self, call: HostCall, wish: Wish) -> list[ChildDraft]:
         ledger = self.ledger
@@ -217,6 +220,20 @@ class ChildHandler:
 def item_id(call_id: str, index: int, function: str) -> str:
     """Return the id of one item of a call."""
     return f"{call_id}-i{index}" if function == "map_rlm" else call_id
+
+
+def _redacted(guards: Guards, wish: Wish) -> Wish:
+    """Return a wish as it is stored and worked."""
+    if not guards.active:
+        return wish
+    return replace(
+        wish,
+        tasks=[guards.redacted_text("message", task) for task in wish.tasks],
+        inputs=[
+            {name: guards.redacted("input", value) for name, value in given.items()}
+            for given in wish.inputs
+        ],
+    )
 
 
 def _arguments(call: HostCall) -> Wish:

@@ -113,6 +113,9 @@ class LeafHandler:
         if refused is not None:
             return refused
         prompts, system = _arguments(call)
+        guards = self.ledger.guards
+        prompts = [guards.redacted_text("message", prompt) for prompt in prompts]
+        system = None if system is None else guards.redacted_text("message", system)
         known = dict(self._items.get(call.key, {}))
         base = self._ordinals_of(call, len(prompts))
         try:

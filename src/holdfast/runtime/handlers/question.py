@@ -7,7 +7,7 @@ process that is.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -17,6 +17,7 @@ from holdfast.core.payloads import slot
 from holdfast.kernels.port import HostAnswer, HostCall, HostFunction, RecordedCall
 from holdfast.runtime import schemas
 from holdfast.runtime.calls import Ledger, nanoseconds
+from holdfast.runtime.scope import Guards
 
 SIGNATURE = (
     "(question: str, schema: dict | None = None, *, default=None, "
@@ -52,6 +53,7 @@ class QuestionHandler:
         if call.key not in ledger.calls:
             try:
                 wait = _wait(ledger.call_id(call), at, *call.args, **call.kwargs)
+                wait = _redacted(ledger.guards, wait)
                 await ledger.keep_files(call)
             except (TypeError, InvalidInput, FileNotKept) as error:
                 return HostAnswer.failed("ValueError", str(error), nanoseconds(at))
@@ -62,6 +64,15 @@ class QuestionHandler:
         answer = await ledger.moved_on(call)
         assert answer is not None
         return answer
+
+
+def _redacted(guards: Guards, wait: CallSuspended) -> CallSuspended:
+    default = wait.default
+    return replace(
+        wait,
+        prompt=None if wait.prompt is None else guards.redacted_slot("question", wait.prompt),
+        default=None if default is None else guards.redacted_slot("answer", default),
+    )
 
 
 def _wait(

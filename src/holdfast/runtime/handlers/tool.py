@@ -85,7 +85,8 @@ class ToolHandler:
             deadline=deadline_after(at, tool.deadline_seconds),
             policy=tool.unknown,
         )
-        wait = first_wait(tool, intent.call_id, call.function, arguments, approval, at)
+        shown = ledger.guards.redacted("arguments", dict(arguments))
+        wait = first_wait(tool, intent.call_id, call.function, shown, approval, at)
         await ledger.request(intent, *([] if wait is None else [wait]))
         return None
 

@@ -219,7 +219,7 @@ class CodeHarness:
         await self._files.check()
         replay, started_at = self._engine.replay, turn.cell_at
         if replay is None:
-            ledger = Ledger(self.journal, turn.turn, turn.step, number)
+            ledger = Ledger(self.journal, turn.turn, turn.step, number, self._engine.guards)
             await ledger.load()
         else:
             ledger = replay.ledger(number)
@@ -259,6 +259,9 @@ class CodeHarness:
             self._changed = []
         if result is None or result.status == "diverged":
             output = "\n".join([output, *await self._account(ledger)])
+        guards = self._engine.guards
+        output = guards.redacted_text("output", output)
+        value, failure = _value_slot(result), _error_slot(result)
         record = EvalAdded(
             eval=number,
             turn=turn.turn,
@@ -266,9 +269,9 @@ class CodeHarness:
             index=index,
             code=slot(code, "code"),
             status=status,
-            value=_value_slot(result),
+            value=None if value is None else guards.redacted_slot("value", value),
             output=slot(output, "output"),
-            error=_error_slot(result),
+            error=None if failure is None else guards.redacted_slot("error", failure),
             calls=0 if result is None else len(result.calls),
             engine=self._name,
             elapsed_ms=ledger.driven_ms(),
@@ -276,6 +279,7 @@ class CodeHarness:
         final = None
         if result is not None and result.status == "final" and result.final is not None:
             final = slot_of_bytes(result.final.encoding, result.final.data, "final")
+            final = guards.redacted_slot("final", final)
         return record, None if result is None else result.checkpoint, final, output
 
     def _handlers(self, ledger: Ledger) -> tuple[Handler, Handler, Handler, Handler]:

@@ -41,6 +41,11 @@ class _Unseen:
         self._threads.discard(_thread.get_ident())
 
 
+_OWN = os.path.join(os.path.realpath(os.path.join(os.path.dirname(__file__), "../../..")), "")
+"""Our own modules, which a worker may load while a cell runs: an environment often lies in the
+folder that a session works in."""
+
+
 class FileReads:
     """The files read by the running cell."""
 
@@ -88,7 +93,7 @@ class FileReads:
             self._pin(os.path.realpath(os.fsdecode(path)))
 
     def _pin(self, path: str) -> None:
-        if not path.startswith(self._roots):
+        if not path.startswith(self._roots) or path.startswith(_OWN):
             return
         try:
             found = os.stat(path)
