@@ -101,7 +101,7 @@ async def test_a_tool_that_misbehaves_is_a_result_and_its_neighbours_are_not_har
         assert first.startswith(TOLD[name])
         assert second == "quiet"
         assert (await verify(store, session.id)).ok
-    assert EFFECTS == (["sent"] if name == "late" else [])
+    assert (["sent"] if name == "late" else []) == EFFECTS
 
 
 @pytest.mark.parametrize("name", [name for name in TOLD if name != "loud"])
