@@ -99,3 +99,34 @@ def _converse(
     if kept != 2 * turns:
         raise SystemExit(f"LangGraph kept {kept} of {2 * turns} messages")
     return took
+
+
+def suspensions(number: int, path: Path, ours: float) -> list[Figure]:
+    """Return how long LangGraph takes to answer so many interrupts after a restart."""
+    try:
+        from langgraph.checkpoint.sqlite import SqliteSaver
+        from langgraph.graph import END, START, StateGraph
+        from langgraph.types import Command, interrupt
+    except ImportError:
+        return []
+
+    def ask(_: Any) -> dict[str, Any]:
+        return {"answer": interrupt("Which one?")}
+
+    graph = StateGraph(TypedDict("asked", {"answer": str}))
+    graph.add_node("ask", ask)
+    graph.add_edge(START, "ask")
+    graph.add_edge("ask", END)
+    threads = [{"configurable": {"thread_id": f"s-{index}"}} for index in range(number)]
+    with SqliteSaver.from_conn_string(str(path)) as saver:
+        app = graph.compile(checkpointer=saver)
+        for thread in threads:
+            app.invoke({"answer": ""}, thread)
+    began = time.perf_counter()
+    with SqliteSaver.from_conn_string(str(path)) as saver:
+        app = graph.compile(checkpointer=saver)
+        for thread in threads:
+            app.invoke(Command(resume="a"), thread)
+    took = time.perf_counter() - began
+    note = f"{took / ours:.3g} times ours"
+    return [Figure(f"LangGraph interrupt: {number} answered after a restart", took, "s", note=note)]

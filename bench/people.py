@@ -1,7 +1,8 @@
 """What it costs to wait for people: suspend and resume, many of them after a restart, tool calls.
 
 A round trip is from `send` to `Suspended`, the answer, and the drive that ends the turn, all
-durable on SQLite. The figures are reported and have no target.
+durable on SQLite. LangGraph's `interrupt` with SqliteSaver stands beside it where it is installed.
+The figures are reported and have no target.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import holdfast
+from bench.peers import suspensions
 from bench.table import Figure, as_result
 from holdfast import Agent, ScriptedModel, tool
 from holdfast.core.messages import ToolCall, assistant
@@ -103,7 +105,8 @@ async def _many(folder: Path) -> list[Figure]:
                 break
     seconds = time.perf_counter() - began
     await store.close()
-    return [Figure(f"{SUSPENSIONS} suspensions answered after a restart", seconds, "s")]
+    figures = [Figure(f"{SUSPENSIONS} suspensions answered after a restart", seconds, "s")]
+    return [*figures, *suspensions(SUSPENSIONS, folder / "langgraph.db", seconds)]
 
 
 async def _calls(folder: Path) -> list[Figure]:

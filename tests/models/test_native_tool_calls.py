@@ -43,7 +43,8 @@ from holdfast.models.scripted import ScriptedModel
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 TIME = ToolSpec("time", "Say what time it is.", {"type": "object", "properties": {}})
 TOOLS = (WEATHER, TIME)
-ASKED = [("c1", "weather", '{"city": "Graz"}'), ("c2", "time", "{}")]
+Calls = list[tuple[str, str, str]]
+ASKED: Calls = [("c1", "weather", '{"city": "Graz"}'), ("c2", "time", "{}")]
 
 
 def events(*bodies: dict, named: bool = True) -> list[str]:
@@ -67,15 +68,15 @@ def chat_call(index: int, arguments: str, **fields: str) -> dict:
     return chat_chunk({"tool_calls": [call]})
 
 
-def chat_stream() -> list[str]:
-    """Return two calls whose arguments are written in turns."""
+def chat_stream(asked: Calls = ASKED) -> list[str]:
+    """Return calls whose arguments are written in turns."""
+    begun = [chat_call(n, "", id=i, name=name) for n, (i, name, _) in enumerate(asked)]
+    firsts = [chat_call(n, text[: len(text) // 2]) for n, (_, _, text) in enumerate(asked)]
+    rests = [chat_call(n, text[len(text) // 2 :]) for n, (_, _, text) in enumerate(asked)]
     chunks = (
         chat_chunk({"role": "assistant", "content": None}),
-        chat_call(0, "", id="c1", name="weather"),
-        chat_call(0, '{"city"'),
-        chat_call(1, "", id="c2", name="time"),
-        chat_call(0, ': "Graz"}'),
-        chat_call(1, "{}"),
+        *(chunk for pair in zip(begun, firsts, strict=True) for chunk in pair),
+        *rests,
         chat_chunk({}, "tool_calls"),
         {
             **chat_chunk({}),
@@ -97,14 +98,14 @@ def responses_call(number: int, call_id: str, name: str, arguments: str, status:
     }
 
 
-def responses_stream() -> list[str]:
+def responses_stream(asked: Calls = ASKED) -> list[str]:
     bodies: list[dict] = [
         {
             "type": "response.created",
             "response": {**openai_response(), "status": "in_progress", "usage": None},
         }
     ]
-    for number, (call_id, name, arguments) in enumerate(ASKED):
+    for number, (call_id, name, arguments) in enumerate(asked):
         place = {"output_index": number, "item_id": f"fc_{number}"}
         begun = responses_call(number, call_id, name, "", "in_progress")
         done = responses_call(number, call_id, name, arguments, "completed")
@@ -123,15 +124,15 @@ def responses_stream() -> list[str]:
             },
             {"type": "response.output_item.done", "output_index": number, "item": done},
         ]
-    calls = [responses_call(n, *call, "completed") for n, call in enumerate(ASKED)]
+    calls = [responses_call(n, *call, "completed") for n, call in enumerate(asked)]
     bodies.append({"type": "response.completed", "response": openai_response(*calls)})
     return events(*({**body, "sequence_number": n} for n, body in enumerate(bodies)))
 
 
-def anthropic_stream() -> list[str]:
+def anthropic_stream(asked: Calls = ASKED) -> list[str]:
     start = {**anthropic_message(), "content": [], "stop_reason": None}
     bodies: list[dict] = [{"type": "message_start", "message": start}]
-    for number, (call_id, name, arguments) in enumerate(ASKED):
+    for number, (call_id, name, arguments) in enumerate(asked):
         block = {"type": "tool_use", "id": call_id, "name": name, "input": {}}
         half = len(arguments) // 2
         bodies += [

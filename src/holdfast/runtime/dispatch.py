@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
@@ -28,7 +29,9 @@ from holdfast.runtime.journal import Journal
 from holdfast.runtime.scope import Guards, Scope, without_secrets
 from holdfast.runtime.signals import NeedsAnswer, OutcomeLost, answers_of
 from holdfast.runtime.tools import CallContext, Tool
+from holdfast.stores.port import Transient
 
+PROGRESS = "tool.progress"
 RETRY_SECONDS = 0.1
 MAX_RETRY_SECONDS = 5.0
 
@@ -173,11 +176,29 @@ class Dispatcher:
                 deadline=None if deadline is None else datetime.fromisoformat(deadline),
                 scope=scope,
                 answers=await answers_of(self.journal, call.call_id),
+                progress=self._progress(call),
             )
         secrets = {}
         for argument, name in tool.secrets.items():
             secrets[name] = kwargs[argument] = await self.guards.secret(name)
         return kwargs, secrets
+
+    def _progress(self, call: Running) -> Callable[[Any], None]:
+        """Return what tells watchers how far a call is, for as long as it is open."""
+        loop, journal = asyncio.get_running_loop(), self.journal
+
+        def tell(data: Any) -> None:
+            if call.tool.effect != "pure" and call.call_id not in journal.state.calls:
+                return  # a thread that outlived its call
+            about = {"call": call.call_id, "tool": call.name, "data": data}
+            journal.store.notify(Transient(journal.session, PROGRESS, about))
+
+        def progress(data: Any) -> None:
+            data = self.guards.redacted("progress", data)
+            with suppress(RuntimeError):  # the loop is closed: nobody drives any more
+                loop.call_soon_threadsafe(tell, data)
+
+        return progress
 
     async def _resolved(self, call: Running) -> Any:
         try:

@@ -266,15 +266,22 @@ class _Found:
     key: str | None = None
     turn: int | None = None
     admitted: bool = False
+    current: int | None = None  # the turn that is open where the log is read
     open: bool = False
     put: facts.TurnPut | None = None
     limit: facts.LimitExceeded | None = None
     head: str | None = None
 
     def see(self, fact: facts.Fact) -> None:
+        if isinstance(fact, facts.TurnStarted | facts.TurnReopened):
+            self.current = fact.turn
+        elif isinstance(fact, facts.TurnPut) and fact.status in KINDS:
+            self.current = None
         match fact:
             case facts.InputAdmitted(key=key) if key == self.key:
                 self.admitted = True
+                if self.current is not None:  # it steers that turn
+                    self.turn, self.open = self.current, True
             case facts.TurnStarted(turn=turn) if self._begins(turn):
                 self.turn, self.open = turn, True
             case facts.TurnReopened(turn=turn) if turn == self.turn:

@@ -32,7 +32,7 @@ logger = logging.getLogger("holdfast.runtime")
 MAX_REFERENCE_CHARACTERS = 1000
 KINDS = (
     *("message", "input", "reply", "result", "error", "answer"),
-    *("arguments", "question", "output", "value", "final", "audit"),
+    *("arguments", "question", "output", "value", "final", "audit", "progress"),
 )
 """The kinds of values that a redact hook gets."""
 REDACTION_FAILED = "[not stored: the redact hook failed]"

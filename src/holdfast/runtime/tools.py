@@ -60,6 +60,10 @@ class GivenAnswer:
     declined: str | None = None
 
 
+def _told_nobody(data: Any) -> None:
+    """Take the progress of a call that nobody can watch."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallContext:
     """What a tool may know about the call that it serves.
@@ -67,6 +71,8 @@ class CallContext:
     `call_id` is the idempotency key: the same call made again has the same one. `scope` is what
     the caller gave to `send`, `answer` or `resume`, or None where the system acts by itself.
     `answers` are those that it has got to what it asked with `NeedsAnswer`, oldest first.
+    `progress(data)` tells those who watch the session how far it is, from any thread; it is live
+    only, never stored, and says nothing once the call is over.
     """
 
     call_id: str
@@ -77,6 +83,7 @@ class CallContext:
     deadline: datetime | None = None
     scope: Any = None
     answers: tuple[GivenAnswer, ...] = ()
+    progress: Callable[[Any], None] = field(default=_told_nobody, repr=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
