@@ -2,7 +2,9 @@
 
 import asyncio
 import json
+import os
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
 
@@ -31,6 +33,11 @@ def asker(deadline_seconds=None):
         return request.messages[-1].parts[0].content[0].text
 
     return Agent(harness="tools", model=ScriptedModel(respond), tools=[which])
+
+
+def resident_bytes():
+    """Return how much memory this process has."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 async def ended(session, turn=1):
@@ -191,7 +198,7 @@ async def test_many_suspended_sessions_are_answered_after_a_restart(tmp_path, nu
     await store.close()
     store = await SqliteSessionStore.open(tmp_path / "store")
     async with holdfast.open(store, agents=[agent]) as runtime:
-        found, cursor = 0, None
+        found, cursor, before = 0, None, resident_bytes()
         while True:
             page = await runtime.pending(limit=20, cursor=cursor)
             for wait in page.waits:
@@ -201,6 +208,9 @@ async def test_many_suspended_sessions_are_answered_after_a_restart(tmp_path, nu
             if cursor is None:
                 break
         await runtime.settled()
+        grown = resident_bytes() - before
+        print(f"{number} sessions: {before >> 20} MiB resident, {grown >> 10} KiB more")
+        assert grown < 48 << 20, "what is answered is kept in memory"
         assert found == number
         for index in range(number):
             assert (await runtime.state(f"s-{index}")).last_turn == "final"

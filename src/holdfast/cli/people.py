@@ -12,7 +12,7 @@ import click
 
 from holdfast.cli.naming import find_session
 from holdfast.cli.options import Call, command, note, session_argument
-from holdfast.cli.program import load_program, program_option, redaction, runtime_options
+from holdfast.cli.program import load_program, options_of_existing, program_option, redaction
 from holdfast.cli.reading import opened, with_store
 from holdfast.cli.tables import Column, screen_width, table
 from holdfast.core.errors import AgentMissing, InvalidInput
@@ -176,7 +176,7 @@ def answer_command(
         return await runtime.resume(found)
 
     try:
-        return asyncio.run(drive(call, runtime_options(offered), begin, act, call.as_json))
+        return asyncio.run(drive(call, options_of_existing(offered), begin, act, call.as_json))
     except AgentMissing as error:
         stored = {"session": session, "call": call_id, "stored": True}
         call.answer(stored, "the answer is stored")

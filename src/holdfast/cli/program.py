@@ -42,6 +42,17 @@ def runtime_options(offered: Mapping[str, Any]) -> dict[str, Any]:
     return options
 
 
+def options_of_existing(offered: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the same for sessions that are there, which the default agent may drive, too."""
+    from holdfast.runtime.agent import Agent
+
+    options, default = runtime_options(offered), Agent()
+    given = options.get("agents", ())
+    if given and default.name not in {agent.name for agent in given}:
+        options["agents"] = [*given, default]
+    return options
+
+
 def redaction(offered: Mapping[str, Any]) -> dict[str, Any]:
     """Return how answers are redacted before they are stored, as an option of `answer`."""
     from holdfast.runtime.scope import Guards

@@ -15,7 +15,12 @@ from holdfast.cli.interruption import Interruption
 from holdfast.cli.naming import find_session
 from holdfast.cli.options import Call, command, note, session_argument
 from holdfast.cli.people import answered_in_place, how_to_answer, told_waits
-from holdfast.cli.program import load_program, program_option, runtime_options
+from holdfast.cli.program import (
+    load_program,
+    options_of_existing,
+    program_option,
+    runtime_options,
+)
 from holdfast.cli.progress import shown
 from holdfast.cli.reading import with_store
 from holdfast.cli.sessions import pair
@@ -234,7 +239,7 @@ def send_command(
             wait=not no_wait,
         )
 
-    options = {**runtime_options(load_program(program)), "allow_unconfined": allow_unconfined}
+    options = {**options_of_existing(load_program(program)), "allow_unconfined": allow_unconfined}
     return asyncio.run(drive(call, options, existing(call, session), act, quiet))
 
 
@@ -271,7 +276,7 @@ def resume_command(
             return await runtime.retry(session_id, takeover=takeover)
         return await runtime.resume(session_id, force=force, takeover=takeover)
 
-    options = {**runtime_options(load_program(program)), "allow_unconfined": allow_unconfined}
+    options = {**options_of_existing(load_program(program)), "allow_unconfined": allow_unconfined}
     return asyncio.run(drive(call, options, existing(call, session), act, quiet))
 
 
