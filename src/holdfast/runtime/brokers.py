@@ -10,16 +10,14 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
-import signal
 import urllib.request
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from holdfast.core.capability import Capability
 from holdfast.core.errors import CapabilityDenied
 from holdfast.runtime.outbound import OutboundRequests
-from holdfast.runtime.shielding import shielded
+from holdfast.runtime.programs import Output, run_program
 from holdfast.runtime.tools import Tool, Toolset
 
 MODULE = "work"
@@ -121,39 +119,15 @@ class Broker:
         if not isinstance(command, list) or not command or not all(map(_is_text, command)):
             raise TypeError("run() takes a list of strings: the program and its arguments")
         self._capability.require("shell_commands", command[0])
-        started: list[asyncio.subprocess.Process] = []
-
-        async def start() -> None:
-            process = await asyncio.create_subprocess_exec(
-                *command,
-                cwd=self._area,
-                env={"PATH": os.defpath, "HOME": str(self._area), "LANG": "C.UTF-8"},
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.PIPE,
-                start_new_session=True,
-            )
-            started.append(process)
-
+        environment = {"PATH": os.defpath, "HOME": str(self._area), "LANG": "C.UTF-8"}
         try:
-            # Broken off on the way, a start would leave behind what the program started in turn.
-            await shielded(start())
-            process = started[0]
-            assert process.stdout is not None
-            assert process.stderr is not None
             async with asyncio.timeout(min(max(int(timeout), 1), SHELL_SECONDS)):
-                out, err = await asyncio.gather(_bounded(process.stdout), _bounded(process.stderr))
-                code = await process.wait()
+                ended = await run_program(
+                    command, folder=self._area, environment=environment, keep=OUTPUT_BYTES
+                )
         except TimeoutError:
             raise TimeoutError(f"{command[0]} did not end within {timeout} seconds") from None
-        finally:
-            # Broken off or timed out: what it started must not outlive the call.
-            for begun in started:
-                if begun.returncode is None:
-                    with suppress(ProcessLookupError):
-                        os.killpg(begun.pid, signal.SIGKILL)
-                    await begun.wait()
-        return {"code": code, "stdout": out, "stderr": err}
+        return {"code": ended.code, "stdout": _told(ended.stdout), "stderr": _told(ended.stderr)}
 
     def fetch(self, url: str, headers: dict[str, str] | None = None) -> dict[str, Any]:
         """GET a URL."""
@@ -184,12 +158,9 @@ def _is_text(value: object) -> bool:
     return isinstance(value, str)
 
 
-async def _bounded(stream: asyncio.StreamReader) -> str:
-    """Read a stream to its end and keep its beginning, with what was left out counted."""
-    kept, size = bytearray(), 0
-    while part := await stream.read(1 << 16):
-        size += len(part)
-        kept += part[: OUTPUT_BYTES - len(kept)]
-    text = kept.decode(errors="replace")
-    left = size - len(kept)
-    return text if not left else f"{text}\n[{left} of {size} bytes left out]"
+def _told(output: Output) -> str:
+    """Return what a program printed, with what was left out counted."""
+    left = output.size - len(output.kept)
+    if not left:
+        return output.text
+    return f"{output.text}\n[{left} of {output.size} bytes left out]"

@@ -16,12 +16,16 @@ from typing import Any
 from holdfast.core.errors import HoldfastError, InvalidInput, UnsupportedValue
 from holdfast.core.facts import CallResolved
 from holdfast.core.payloads import slot
+from holdfast.runtime.programs import run_program
 from holdfast.runtime.tools import CallContext, Tool
 from holdfast.workflows.model import Node
 from holdfast.workflows.registry import Registry
 
 MAX_OUTPUT = 10_000_000
 """How much a program may print."""
+
+ENVIRONMENT = ("PATH", "LANG", "TMPDIR")
+"""What a program gets of this process's environment: nothing that could be a secret."""
 
 
 class Failure(Exception):
@@ -141,25 +145,11 @@ async def _program(registry: Registry, words: list[str], folder: str | None) -> 
         raise Failure(
             "denied", f"the program {words[0]!r} is not allowed here; name it in programs="
         )
-    process = await asyncio.create_subprocess_exec(
-        *words,
-        cwd=folder,
-        env={name: os.environ[name] for name in ("PATH", "LANG", "TMPDIR") if name in os.environ},
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        start_new_session=True,
-    )
+    environment = {name: os.environ[name] for name in ENVIRONMENT if name in os.environ}
     try:
-        told, complained = await process.communicate()
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
-    if len(told) + len(complained) > MAX_OUTPUT:
+        ended = await run_program(words, folder=folder, environment=environment, keep=MAX_OUTPUT)
+    except (FileNotFoundError, PermissionError) as error:
+        raise Failure("tool_error", f"the program {words[0]!r} cannot be run: {error}") from error
+    if ended.stdout.size + ended.stderr.size > MAX_OUTPUT:
         raise Failure("tool_error", f"{words[0]} printed more than {MAX_OUTPUT} bytes")
-    return {
-        "exit": process.returncode,
-        "output": told.decode("utf-8", "replace"),
-        "errors": complained.decode("utf-8", "replace"),
-    }
+    return {"exit": ended.code, "output": ended.stdout.text, "errors": ended.stderr.text}
