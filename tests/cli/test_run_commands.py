@@ -177,3 +177,84 @@ def test_a_signal_lets_a_run_go_on(place):
     told = run("workflow", "run", "w.yaml", "--run-id", "r-1", code=3)
     assert told["next_to_act"] == "whoever sends: paid"
     assert run("signal", "r-1", "paid", "--value", "5")["output"] == {"paid": 5}
+
+
+def test_the_events_of_a_run_are_printed_by_type_and_place(place):
+    essay()
+    shell = SHELL[0]
+    done = shell.inside("events", "r-1", "--json")
+    events = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [one["seq"] for one in events] == list(range(1, len(events) + 1))
+    ends = [one for one in events if one["type"] == "node.finished"]
+    done = shell.inside("events", "r-1", "--type", "node.finished", "--json")
+    assert [json.loads(line) for line in done.stdout.splitlines()] == ends
+    assert {one["data"]["node"] for one in ends} >= {"write", "judge"}
+    done = shell.inside("events", "r-1", "--from", str(events[-1]["seq"]))
+    assert "run.paused" in done.stdout
+    assert len(done.stdout.splitlines()) == 1
+
+
+def test_a_report_is_written_to_a_file(place):
+    essay()
+    done = SHELL[0].inside("report", "r-1", "--format", "html", "-o", "page.html")
+    assert (done.returncode, done.stdout) == (0, "")
+    assert "page.html" in done.stderr
+    assert (place / "page.html").read_text().startswith("<!doctype html>")
+
+
+PUBLISHED = """
+workflow: w
+loops: {again: 1}
+nodes:
+  a:
+    compute: {round: "loop.again.iteration", same: "'as before'"}
+    publish: page
+    next: [{to: a, loop: again}, {to: done}]
+"""
+
+
+def test_versions_of_an_artifact_are_compared_line_by_line(place):
+    (place / "w.yaml").write_text(PUBLISHED)
+    assert run("workflow", "run", "w.yaml", "--run-id", "r-1")["status"] == "finished"
+    told = run("artifacts", "r-1", "a", "--diff")
+    assert (told["node"], told["version"]) == ("a", 1)
+    lines = told["diff"].splitlines()
+    assert '-  "round": 0,' in lines
+    assert '+  "round": 1,' in lines
+    assert not any("as before" in line for line in lines if line[0] in "+-")
+    first = run("artifacts", "r-1", "a@0", "--diff")["diff"]
+    assert "+" in {line[0] for line in first.splitlines() if not line.startswith("+++")}
+    done = SHELL[0].inside("artifacts", "r-1", "a@7")
+    assert done.returncode != 0
+    assert "a@7" in done.stderr or "7" in done.stderr
+
+
+PASSING = """
+import os
+class Network(Exception):
+    code = "network"
+def work():
+    if not os.path.exists("begun"):
+        open("begun", "w").close()
+        raise Network
+    return {"n": 2}
+FUNCTIONS = [work]
+"""
+
+
+def test_a_worker_resumes_a_run_whose_process_died_before_it_did_so_itself(place):
+    (place / "w.yaml").write_text(
+        "workflow: w\nretry: {network: {times: 0, then: fail}}\n"
+        "nodes:\n  a: {compute: work, next: done}\n"
+    )
+    (place / "app.py").write_text(PASSING)
+    words = ["workflow", "run", "w.yaml", "--with", "app.py", "--run-id", "r-1"]
+    process = subprocess.Popen([sys.executable, "-m", "holdfast", *words], cwd=place)
+    deadline = time.monotonic() + 60
+    while not (place / "begun").exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    process.kill()  # in its node, or while it waits for a second before it resumes the run
+    process.wait()
+    while run("show", "r-1")["status"] != "finished" and time.monotonic() < deadline:
+        run("worker", "--with", "app.py", "--once")
+    assert run("show", "r-1")["status"] == "finished"

@@ -1,5 +1,6 @@
 """Recovery for real: limits that reset, causes that pass, other edges, people, budgets."""
 
+import asyncio
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -80,6 +81,51 @@ async def test_it_is_not_resumed_for_ever_nor_by_another_process(lab):
     await other.runs.resume(RUN, by="ada")
     assert len(calls) == 4
     await other.end()
+
+
+async def until_failed(process, calls):
+    """Let a run fail, and its driver leave it."""
+    for _ in range(10_000):
+        driven = not calls or await process.runs.driver(RUN) is not None
+        if not driven and (await process.runs.result(RUN)).status == "failed_resumable":
+            return
+        await asyncio.sleep(0.001)
+
+
+@pytest.mark.parametrize("verb", ["tick", "recover"])
+async def test_a_resume_that_was_due_when_its_process_died_is_made_by_another(lab, verb):
+    work, calls = failing(1, "network")
+    process = await lab.process(functions={"work": work})
+    process.runs.resume_waits = (60,)
+    text = "retry: {network: {times: 0, then: fail}}"
+    driving = asyncio.ensure_future(process.runs.run(one(text), run_id=RUN))
+    await until_failed(process, calls)
+    driving.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await driving
+    await process.end()
+    other = await lab.process(functions={"work": work})
+    other.runs.resume_waits = (60,)
+    assert await getattr(other.runs, verb)() == [], "its time has not come"
+    other.runs.resume_waits = (0,)
+    assert await getattr(other.runs, verb)() == [RUN]
+    assert (await other.runs.result(RUN)).status == "finished"
+    assert len(calls) == 2
+    assert await other.runs.tick() == []
+    await other.end()
+
+
+async def test_a_run_that_someone_resumed_in_between_is_not_resumed_again(lab):
+    work, calls = failing(1, "network")
+    process = await lab.process(functions={"work": work})
+    process.runs.resume_waits = (0.2,)
+    text = "retry: {network: {times: 0, then: fail}}"
+    driving = asyncio.ensure_future(process.runs.run(one(text), run_id=RUN))
+    await until_failed(process, calls)
+    await process.runs.resume(RUN, by="ada")
+    assert (await driving).status == "finished"
+    assert len(calls) == 2
+    await process.end()
 
 
 async def test_attempts_are_counted_by_node_and_cause_across_a_resume(lab):

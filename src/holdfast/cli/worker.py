@@ -15,11 +15,14 @@ import click
 from holdfast.cli.options import Call, command, note
 from holdfast.cli.program import load_program, program_option, runtime_options
 from holdfast.cli.runs import offered_registry
+from holdfast.core.errors import HoldfastError
 from holdfast.runtime.runtime import Runtime, open_runtime
+from holdfast.runtime.shielding import ended
 from holdfast.runtime.worker import SWEEP_SECONDS, Worker
 from holdfast.workflows.runs import Runs
 
 STATUS_SECONDS = 2.0
+LEAST_TICK_SECONDS = 1.0
 
 
 @command("worker")
@@ -79,7 +82,7 @@ def worker_command(
 
     async def work() -> dict[str, Any]:
         async with await open_runtime(call.store, **options) as runtime:
-            Runs(runtime, offered_registry(offered))
+            runs = Runs(runtime, offered_registry(offered))
             worker = Worker(
                 runtime,
                 concurrency=concurrency,
@@ -87,9 +90,14 @@ def worker_command(
                 sweep_seconds=sweep_seconds,
             )
             if once:
+                await runs.tick()
                 await worker.drain()
             else:
-                await _serve(runtime, worker, drain_seconds, status_file)
+                due = asyncio.ensure_future(_tick(runs, max(sweep_seconds, LEAST_TICK_SECONDS)))
+                try:
+                    await _serve(runtime, worker, drain_seconds, status_file)
+                finally:
+                    await ended(due)
             return {"driven": worker.status.driven, "sweeps": worker.status.sweeps}
 
     done = asyncio.run(work())
@@ -114,6 +122,20 @@ async def _serve(
         await worker.run(stop, drain_seconds=drain_seconds)
     finally:
         reporting.cancel()
+
+
+async def _tick(runs: Runs, seconds: float) -> None:
+    """Take up workflow runs whose time has come, which no answer and no message tells of."""
+    loop, took = asyncio.get_running_loop(), 0.0
+    while True:
+        # A store that takes long to look through is looked through less often.
+        await asyncio.sleep(max(seconds, 20 * took))
+        began = loop.time()
+        try:
+            await runs.tick()
+        except HoldfastError as error:
+            logging.getLogger("holdfast.workflows").warning("runs were not taken up: %s", error)
+        took = loop.time() - began
 
 
 async def _report(worker: Worker, file: Path | None) -> None:

@@ -33,7 +33,7 @@ from holdfast.core.run_facts import (
     RunResumed,
     RunStarted,
 )
-from holdfast.core.run_state import INTERRUPTED, OPEN, PAUSED, RUNNING, RunState
+from holdfast.core.run_state import FAILED_RESUMABLE, INTERRUPTED, OPEN, PAUSED, RUNNING, RunState
 from holdfast.core.state import State
 from holdfast.core.status import STOP_REQUESTED
 from holdfast.runtime import answers, inbox
@@ -159,6 +159,8 @@ class Runner:
     async def _take_up(self, resume: RunResumed | None, change: RunChanged | None) -> bool:
         """Record that the run goes on, where it stood still; tell whether it does."""
         run = self._run
+        if resume is not None and resume.code is not None and run.status != FAILED_RESUMABLE:
+            resume = None  # nobody asked for it, and someone else has resumed the run since
         if run.status not in OPEN and resume is None:
             return False
         facts: list[Fact] = []

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from holdfast.core.errors import Conflict, LeaseHeld, SessionBusy
 from holdfast.core.events import now
 from holdfast.core.ids import check_id, new_session_id
 from holdfast.core.payloads import slot
-from holdfast.core.run_facts import RunChanged, RunResumed, RunStarted
+from holdfast.core.run_facts import RunChanged, RunFailed, RunResumed, RunStarted
 from holdfast.core.run_state import FAILED, FAILED_RESUMABLE, FINISHED, RunState
 from holdfast.core.run_state import due as due_at
 from holdfast.runtime.children import STOP_KEY, TASK_KEY
@@ -50,6 +51,9 @@ PAGE_RUNS = 500
 
 RESUME_WAITS = (1, 5, 25)
 """Seconds before each time that a run is resumed without anyone asking, per cause."""
+
+FORGOTTEN = timedelta(days=1)
+"""How long a run that failed is looked at for that; a tick reads no state of older ones."""
 
 
 class Runs(RunStore):
@@ -175,15 +179,29 @@ class Runs(RunStore):
 
     async def _resumed_by_itself(self, result: RunResult) -> RunResumed | None:
         """Wait and return what resumes a run that failed by a cause which passes, a few times."""
-        if result.status != FAILED_RESUMABLE or result.code not in TRANSIENT:
-            return None
         state = await self._state(result.run)
-        assert state.run is not None
-        done = state.run.resumes.get(result.code, 0)
+        own = None if state.run is None else await self._own_resume(result.run, state.run)
+        if own is None:
+            return None
+        due, resume = own
+        left = (due - datetime.now(UTC)).total_seconds()
+        await asyncio.sleep(max(0.0, left))
+        return resume
+
+    async def _own_resume(self, run: str, state: RunState) -> tuple[datetime, RunResumed] | None:
+        """Return when a run that failed is resumed without anyone asking, and by what."""
+        if state.status != FAILED_RESUMABLE or state.ended is None:
+            return None
+        (event,) = await self._store.read_events(run, after=state.ended - 1, limit=1)
+        fact = event.fact()
+        code = fact.code if isinstance(fact, RunFailed) else None
+        if code is None or code not in TRANSIENT:
+            return None
+        done = state.resumes.get(code, 0)
         if done >= len(self.resume_waits):
             return None
-        await asyncio.sleep(self.resume_waits[done])
-        return RunResumed(code=result.code)
+        wait = timedelta(seconds=self.resume_waits[done])
+        return datetime.fromisoformat(event.at) + wait, RunResumed(code=code)
 
     async def _drive(
         self, run: str, resume: RunResumed | None, change: RunChanged | None, *, takeover: bool
@@ -200,27 +218,59 @@ class Runs(RunStore):
 
     async def take_up(self, run: str) -> None:
         """Drive a run in the background; what goes wrong is logged."""
+        await self._take_up(run, None)
+
+    async def _take_up(self, run: str, resume: RunResumed | None) -> None:
         try:
-            await self.drive(run)
+            await self.drive(run, resume=resume)
         except (SessionBusy, LeaseHeld):
             logger.debug("run %s is driven by someone else", run)
 
     async def tick(self) -> list[str]:
-        """Drive every paused run whose time has come; return their ids."""
-        taken: list[str] = []
+        """Drive every run whose time has come, and return their ids.
+
+        That is one which paused until a time, or failed by a cause which passes and is resumed
+        without anyone asking, whoever was to do that.
+        """
+        found = await self._due()
+        await asyncio.gather(*(self._take_up(run, resume) for run, resume in found.items()))
+        return list(found)
+
+    async def recover(self) -> list[str]:
+        """Take up what processes that died left, as the runtime's `recover`, and due runs too."""
+        taken = await self._runtime.recover()
+        return [*taken, *await self.tick()]
+
+    async def _due(self) -> dict[str, RunResumed | None]:
+        """Return the runs whose time has come, with what resumes those that failed."""
+        found: dict[str, RunResumed | None] = {}
+        at = datetime.now(UTC)
+        async for run, state in self._standing("suspended"):
+            until = due_at(state)
+            if until is not None and until <= now():
+                found[run] = None
+        async for run, state in self._standing("idle", since=at - FORGOTTEN):
+            own = await self._own_resume(run, state)
+            if own is not None and own[0] <= at:
+                found[run] = own[1]
+        return found
+
+    async def _standing(
+        self, status: str, since: datetime | None = None
+    ) -> AsyncIterator[tuple[str, RunState]]:
+        """Yield runs that stand still, of those that something was written of since a time."""
         cursor = None
         while True:
-            where = SessionFilter(kind="run", status="suspended")
+            where = SessionFilter(kind="run", status=status)
             page = await self._store.list_sessions(where, limit=PAGE_RUNS, cursor=cursor)
             for info in page.sessions:
-                state = (await self._store.load_state(info.id)).run
-                due = None if state is None else due_at(state)
-                if due is not None and due <= now():
-                    taken.append(info.id)
-                    await self.take_up(info.id)
+                if since is None or datetime.fromisoformat(info.updated_at) >= since:
+                    state = (await self._store.load_state(info.id)).run
+                    if state is not None:
+                        yield info.id, state
             cursor = page.cursor
             if cursor is None:
-                return taken
+                return
 
     async def resume(
         self,
