@@ -7,6 +7,7 @@ import pytest
 from lab import RUN, Lab, until_over
 from test_rewind import flow
 
+from holdfast.models.errors import RateLimited
 from holdfast.stores.memory.store import MemorySessionStore
 
 
@@ -81,6 +82,49 @@ async def test_it_is_not_resumed_for_ever_nor_by_another_process(lab):
     await other.runs.resume(RUN, by="ada")
     assert len(calls) == 4
     await other.end()
+
+
+AGENT = """
+workflow: w
+nodes:
+  a: {agent: writer, prompt: Write., next: end}
+  end: {done: {said: "{{ outputs.a }}"}}
+"""
+
+
+async def test_when_the_limit_of_a_model_resets_reaches_the_node_of_its_agent(lab):
+    asked = []
+
+    def limited(request):
+        asked.append(1)
+        raise RateLimited("come back in an hour", retry_after=3600)
+
+    process = await lab.process(model=limited)
+    before = datetime.now(UTC)
+    result = await process.runs.run(flow(AGENT), run_id=RUN)
+    assert (result.status, len(asked)) == ("paused", 1)
+    wait = datetime.fromisoformat(result.until) - before
+    assert timedelta(minutes=59) < wait < timedelta(minutes=61)
+    assert await process.runs.driver(RUN) is None
+    (tried,) = [one.fact() for one in await process.runs.events(RUN) if one.type == "node.retried"]
+    assert (tried.code, tried.until) == ("rate_limited", result.until)
+    await process.end()
+
+
+async def test_a_limit_of_a_model_that_resets_soon_is_waited_for(lab):
+    asked = []
+
+    def limited(request):
+        asked.append(1)
+        if len(asked) == 1:
+            raise RateLimited("not so fast", retry_after=0.05)
+        return "written"
+
+    process = await lab.process(model=limited)
+    result = await asyncio.wait_for(process.runs.run(flow(AGENT), run_id=RUN), 3)
+    assert result.output == {"said": "written"}, "the usual wait is four seconds"
+    assert len(asked) == 2
+    await process.end()
 
 
 async def until_failed(process, calls):

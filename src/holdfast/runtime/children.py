@@ -182,6 +182,8 @@ async def _resolved(
         text = f"invalid_output: {problem}"
         envelope["code"] = "invalid_output"
     envelope["error"] = text
+    if isinstance(result, Failed) and result.until is not None:
+        envelope["until"] = result.until
     why = slot(f"{FAILED}: {text}", "error")
     return CallResolved(outcome="error", result=slot(envelope, "answer"), error=why, **about)
 

@@ -97,6 +97,8 @@ class Failed(TurnSummary):
     EXIT_CODE: ClassVar[int] = 1
     error: str = ""
     code: str = "failed"
+    until: str | None = None
+    """When the limit that it met resets, where the provider said so."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,6 +197,7 @@ async def of(
         about["error"] = error["message"]
         if kind is Failed:
             about["code"] = error["code"]
+            about["until"] = error.get("until")
     made: TurnResult = kind(
         turn=put.turn,
         steps=put.steps,
@@ -242,7 +245,8 @@ async def of_run(store: SessionStore, state: State) -> TurnResult | None:
             if fact.error is not None:
                 told = (await hydrate(store, state.session, fact.error)).value()
             text = str(told.get("message") or f"the run failed at {fact.node!r}")
-            return Failed(error=text, code=fact.code or "failed", **about)
+            until = told.get("until")
+            return Failed(error=text, code=fact.code or "failed", until=until, **about)
     return Stopped(**about)
 
 

@@ -35,9 +35,10 @@ from holdfast.runtime.results import TurnResult
 from holdfast.stores.port import InboxItem
 
 
-def problem(code: str, message: str) -> Slot:
-    """Return an error as facts store it."""
-    return slot({"code": code, "message": message}, "error")
+def problem(code: str, message: str, until: str | None = None) -> Slot:
+    """Return an error as facts store it; `until` is when a limit that was met resets."""
+    error = {"code": code, "message": message}
+    return slot(error if until is None else error | {"until": until}, "error")
 
 
 def outcome_of(call: PendingCall) -> Outcome:
@@ -178,9 +179,10 @@ async def ended(
     *,
     before: Sequence[Fact] = (),
     limit: Excess | None = None,
+    until: str | None = None,
 ) -> TurnResult:
     """End the open turn without a value, and return its result."""
-    why = problem(code, message)
+    why = problem(code, message, until)
     told = None if limit is None else limit.fact()
     put: TurnPut | None = None
 

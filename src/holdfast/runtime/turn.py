@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from holdfast.core.errors import InvalidInput, ModelError
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 
 PROSE_REPLIES = 3
+LONGEST_RESET_SECONDS = 31 * 86_400  # what a provider says beyond that is not believed
 """So many replies in a row without anything to act on end a turn."""
 INVALID = "output_invalid"
 REPAIR = "%s. Call FINAL again with a value that fits; this is the only chance to repair it."
@@ -469,7 +471,9 @@ class TurnLoop:
     async def _model_failed(self, error: ModelError) -> TurnResult:
         step = self._failed_step(error)
         status: TurnStatus = "timed_out" if isinstance(error, ModelTimeout) else "failed"
-        return await settle.ended(self.journal, status, error.code, str(error), before=[step])
+        return await settle.ended(
+            self.journal, status, error.code, str(error), before=[step], until=_resets(error)
+        )
 
     def _failed_step(self, error: ModelError) -> StepPut:
         turn = self.state.turn
@@ -547,3 +551,11 @@ class TurnLoop:
             if clock.expired():
                 raise DrivingTimeUsedUp from None
             raise
+
+
+def _resets(error: ModelError) -> str | None:
+    """Return when the limit that a provider told of resets, if it said how long that takes."""
+    wait = getattr(error, "retry_after", None)
+    if wait is None or not 0 < wait <= LONGEST_RESET_SECONDS:
+        return None
+    return (datetime.now(UTC) + timedelta(seconds=wait)).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

@@ -188,4 +188,5 @@ class NodeCalls(PlainCalls):
         if code is None:
             told = str(envelope.get("code") or "")
             code = MODEL_CAUSES.get(told) or (told if node.kind == "workflow" and told else None)
-        return code or "agent_failed", message, None
+        until = envelope.get("until")
+        return code or "agent_failed", message, until if isinstance(until, str) else None
