@@ -79,6 +79,10 @@ class Calls(Protocol):
         """Return why a call failed: a code, a message, and when a limit resets."""
         ...
 
+    def warnings(self, state: State) -> Sequence[Fact]:
+        """Return what the log says of limits of the ledger of which little is left, each once."""
+        ...
+
     def commit_of(self, call_id: str) -> str | None:
         """Return the commit of the workspace as a call left it, if it changed anything."""
         ...
@@ -115,6 +119,10 @@ class PlainCalls:
         message = str(known.get("message") or f"{node.id} ended as {fact.outcome}")
         until = known.get("until")
         return code, message, until if isinstance(until, str) else None
+
+    def warnings(self, state: State) -> Sequence[Fact]:
+        """Return nothing: there are no limits."""
+        return ()
 
     def commit_of(self, call_id: str) -> str | None:
         """Return nothing: no files are kept."""

@@ -49,6 +49,7 @@ class _Scheduler:
         self._batch = batch
         self._graph = graph
         self._plan = plan
+        self._calls = calls
         self._settling = Settling(batch, graph, values, calls, plan)
         self._branches = Branches(batch, graph, values, calls, plan, self._settling)
 
@@ -62,6 +63,7 @@ class _Scheduler:
             if self._batch.state.status == status.STOP_REQUESTED and self._run.status in OPEN:
                 self._stop()
             return
+        self._batch.add(*self._calls.warnings(self._batch.state))
         while self._pass():
             if self._run.status != RUNNING:
                 return

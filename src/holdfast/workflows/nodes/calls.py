@@ -158,6 +158,10 @@ class NodeCalls(PlainCalls):
             excess = error.excess
             raise LimitReached(excess.limit, excess.used, excess.allowed) from error
 
+    def warnings(self, state: State) -> list[Fact]:
+        """Return what the log says of money and tokens of which little is left."""
+        return budget.warned(self.settings, state, 0)
+
     # -- ends
 
     def cancel(self, state: State, call: PendingCall) -> list[Fact]:
