@@ -140,3 +140,47 @@ async def test_a_run_whose_agent_nobody_drives_any_more_is_interrupted_and_goes_
     other = await lab.process()
     assert (await other.runs.resume(RUN)).output == {"said": "said Paint."}
     await other.end()
+
+
+async def test_a_run_that_used_up_its_tokens_is_resumed_with_more(lab):
+    process = await lab.process()
+    text = TWICE.replace("nodes:", "budget: {tokens: 1}\nnodes:")
+    result = await process.runs.run(flow(text), run_id=RUN)
+    assert (result.status, result.code) == ("failed_resumable", "budget_exceeded")
+    result = await process.runs.resume(RUN, budget={"tokens": 100_000}, by="ada")
+    assert result.output == {"said": "said Paint."}
+    (told,) = [one for one in await process.runs.events(RUN) if one.type == "session.configured"]
+    assert told.fact().by == "ada"
+    await process.end()
+
+
+async def test_a_run_that_used_up_its_executions_is_resumed_with_a_file_that_allows_more(
+    lab, tmp_path
+):
+    file = tmp_path / "w.yaml"
+    text = """
+workflow: w
+budget: {executions: 1}
+nodes:
+  a: {tool: work, inputs: {what: a}, next: b}
+  b: {tool: work, inputs: {what: b}, next: done}
+"""
+    file.write_text(text)
+    process = await lab.process()
+    result = await process.runs.run(file, run_id=RUN)
+    assert (result.status, result.code) == ("failed_resumable", "budget_exceeded")
+    file.write_text(text.replace("executions: 1", "executions: 2"))
+    result = await process.runs.resume(RUN, changed=True, by="ada")
+    assert (result.status, dict(lab.witness.done)) == ("finished", {"a": 1, "b": 1})
+    await process.end()
+
+
+async def test_a_changed_file_brings_its_limits_along(lab, tmp_path):
+    file = tmp_path / "w.yaml"
+    file.write_text(TWICE.replace("nodes:", "budget: {tokens: 1}\nnodes:"))
+    process = await lab.process()
+    assert (await process.runs.run(file, run_id=RUN)).code == "budget_exceeded"
+    file.write_text(TWICE.replace("nodes:", "budget: {tokens: 100000}\nnodes:"))
+    result = await process.runs.resume(RUN, changed=True, by="ada")
+    assert result.output == {"said": "said Paint."}
+    await process.end()

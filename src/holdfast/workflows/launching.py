@@ -90,6 +90,16 @@ def run_settings(base: Settings, flow: Workflow, given: Mapping[str, Any]) -> Se
     )
 
 
+def with_budget(base: Settings, given: Mapping[str, Any]) -> Settings:
+    """Return the settings of a run with other limits on its money and tokens."""
+    usd, tokens = given.get("usd"), given.get("tokens")
+    return replace(
+        base,
+        max_usd=base.max_usd if usd is None else str(usd),
+        max_tokens=base.max_tokens if tokens is None else int(tokens),
+    )
+
+
 def session_started(
     flow: Workflow, settings: Settings, **about: Any
 ) -> tuple[SessionStarted, list[Slot]]:

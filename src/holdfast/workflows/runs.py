@@ -9,17 +9,20 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 from holdfast.core.errors import Conflict, LeaseHeld, SessionBusy
 from holdfast.core.events import now
+from holdfast.core.facts import SessionConfigured
 from holdfast.core.ids import check_id, new_session_id
 from holdfast.core.payloads import slot
 from holdfast.core.run_facts import RunChanged, RunFailed, RunResumed, RunStarted
 from holdfast.core.run_state import FAILED, FAILED_RESUMABLE, FINISHED, RunState
 from holdfast.core.run_state import due as due_at
+from holdfast.runtime import blueprint as blueprints
 from holdfast.runtime.children import STOP_KEY, TASK_KEY
 from holdfast.runtime.runtime import Runtime
 from holdfast.stores.port import InboxDraft, SessionFilter
@@ -31,9 +34,10 @@ from holdfast.workflows.launching import (
     require_launchable,
     run_settings,
     session_started,
+    with_budget,
 )
 from holdfast.workflows.model import Workflow
-from holdfast.workflows.reading import load
+from holdfast.workflows.reading import load, read_document
 from holdfast.workflows.recovery import TRANSIENT
 from holdfast.workflows.registry import Registry
 from holdfast.workflows.results import RunResult
@@ -280,11 +284,13 @@ class Runs(RunStore):
         changed: bool = False,
         stored: bool = False,
         takeover: bool = False,
+        budget: Mapping[str, Any] | None = None,
     ) -> RunResult:
         """Go on with a run: where it failed, was cancelled or was broken off.
 
         A file that has changed since is refused with what differs, unless `stored` says to go on
-        with the workflow as it was, or `changed` to go on with the new one, which is recorded.
+        with the workflow as it was, or `changed` to go on with the new one, which is recorded, with
+        the limits that it has now. `budget` sets those on `usd` and `tokens` instead.
         """
         state = await self._state(run)
         if state.run is None:
@@ -299,10 +305,31 @@ class Runs(RunStore):
             old = await self.workflow(run)
             known = self._registry.known(self._engine.agents)
             change = await change_of(state, started.place, old, known, changed=changed, by=by)
+        limits = dict(budget or {})
+        if change is not None:
+            new: Any = change.model.value()
+            limits = {**read_document(new).budget, **limits}
+        if limits:
+            await self._limit(run, limits, by, takeover=takeover)
         resume = None
         if state.run.status != "running":
             resume = RunResumed(by=by)
         return await self.drive(run, resume=resume, change=change, takeover=takeover)
+
+    async def _limit(
+        self, run: str, budget: Mapping[str, Any], by: str | None, *, takeover: bool
+    ) -> None:
+        """Put other limits of a run on record, where they differ from those it has."""
+        async with self._runtime.claims.driving(
+            run, takeover=takeover, needs_agent=False
+        ) as driver:
+            old = await blueprints.load(self._store, run, driver.state.configured)
+            settings = with_budget(old.settings, budget)
+            if settings == old.settings:
+                return
+            item, parts = replace(old, settings=settings).slots()
+            fact = SessionConfigured(settings=item, by=by)
+            await driver.journal.append(lambda _: [fact], payloads=parts)
 
     async def cancel(self, run: str, *, by: str | None = None) -> RunResult:
         """End a run, here or by whoever drives it; it can be resumed."""
