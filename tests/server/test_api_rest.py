@@ -85,7 +85,7 @@ async def test_runs_with_artifacts_and_questions_are_read(house: House) -> None:
     (run,) = (await client.get(f"{API}/runs")).json()["runs"]
     assert (run["id"], run["status"]) == (scene.RUN, "paused")
     shown = (await client.get(f"{API}/runs/{scene.RUN}")).json()
-    assert shown["next_to_act"] == "people"
+    assert shown["next_to_act"] == "people: lena"
     listed = (await client.get(f"{API}/runs/{scene.RUN}/artifacts")).json()["artifacts"]
     assert [item["version"] for item in listed] == [0, 1, 2]
     one = await client.get(
