@@ -7,6 +7,7 @@ import pytest
 from lab import RUN, Lab, until_over
 from test_rewind import flow
 
+from holdfast.core.run_facts import RunResumed
 from holdfast.models.errors import RateLimited
 from holdfast.stores.memory.store import MemorySessionStore
 
@@ -162,12 +163,12 @@ async def test_a_resume_that_was_due_when_its_process_died_is_made_by_another(la
 async def test_a_run_that_someone_resumed_in_between_is_not_resumed_again(lab):
     work, calls = failing(1, "network")
     process = await lab.process(functions={"work": work})
-    process.runs.resume_waits = (0.2,)
+    process.runs.resume_waits = ()
     text = "retry: {network: {times: 0, then: fail}}"
-    driving = asyncio.ensure_future(process.runs.run(one(text), run_id=RUN))
-    await until_failed(process, calls)
-    await process.runs.resume(RUN, by="ada")
-    assert (await driving).status == "finished"
+    assert (await process.runs.run(one(text), run_id=RUN)).status == "failed_resumable"
+    assert (await process.runs.resume(RUN, by="ada")).status == "finished"
+    late = RunResumed(code="network")  # of a process that waited meanwhile
+    assert (await process.runs.drive(RUN, resume=late)).status == "finished"
     assert len(calls) == 2
     await process.end()
 
