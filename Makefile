@@ -1,7 +1,8 @@
 # Every target sets up .venv by itself. Python 3.11 or newer and make are all that is needed.
 PYTHON ?= python3
 BIN := .venv/bin
-JOBS ?= 2
+# Tests wait for processes and clocks: one more than two cores keeps both busy.
+JOBS ?= 3
 
 .PHONY: browser pooler pictures demo test check docs dist bench bench-peers soak clean
 

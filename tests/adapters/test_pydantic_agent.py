@@ -78,7 +78,12 @@ def run_program(folder: Path, die_at: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize(
     ("die_at", "twice"),
-    [("ask0", {"ask0"}), ("charge", set()), ("look", {"look"}), ("ask2", {"ask2"})],
+    [
+        pytest.param("ask0", {"ask0"}, marks=pytest.mark.soak),
+        ("charge", set()),
+        pytest.param("look", {"look"}, marks=pytest.mark.soak),
+        ("ask2", {"ask2"}),
+    ],
 )
 def test_a_killed_run_asks_and_does_nothing_again_that_is_recorded(tmp_path, die_at, twice) -> None:
     assert run_program(tmp_path, die_at).returncode == -signal.SIGKILL

@@ -147,7 +147,10 @@ async def finished(store: SessionStore, note: Callable[[str], None], **settings:
     assert types.count("session.compacted") == 1
 
 
-@pytest.mark.parametrize("start", range(4))
+@pytest.mark.parametrize(
+    "start",
+    [0, pytest.param(1, marks=pytest.mark.soak), 2, pytest.param(3, marks=pytest.mark.soak)],
+)
 async def test_a_tree_cut_off_at_any_append_is_finished_by_resuming_its_root(start: int) -> None:
     cuts = 0
     for after in range(start, WRITES, 4):

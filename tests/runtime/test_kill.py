@@ -171,9 +171,7 @@ def every(kind: str, when: str) -> Any:
     ("kind", "when", "first", "stride"),
     [
         ("sqlite", "after", 1, 3),
-        ("sqlite", "before", 2, 5),
-        ("files", "after", 3, 5),
-        ("files", "before", 4, 5),
+        ("files", "before", 3, 6),
         every("sqlite", "after"),
         every("sqlite", "before"),
         every("files", "after"),
@@ -239,7 +237,9 @@ async def test_killed_while_a_checkpoint_goes_to_the_disk(
     await kill_and_go_on([(Scene(kind, tmp_path / "disk"), ("disk", step, part))])
 
 
-@pytest.mark.parametrize(("kind", "writes"), [("sqlite", 7), ("files", 8)])
+@pytest.mark.parametrize(
+    ("kind", "writes"), [("sqlite", 7), pytest.param("files", 8, marks=pytest.mark.soak)]
+)
 async def test_killed_again_and_again_during_recovery_it_gets_there(
     tmp_path: Path, kind: str, writes: int
 ) -> None:
@@ -255,7 +255,7 @@ async def test_killed_again_and_again_during_recovery_it_gets_there(
 
 @pytest.mark.parametrize(
     "how",
-    [("call", "step", "1"), ("call", "leaf")],
+    [pytest.param(("call", "step", "1"), marks=pytest.mark.soak), ("call", "leaf")],
     ids=["a reply that kills", "a cell that kills"],
 )
 async def test_what_kills_its_process_every_time_is_stopped_until_it_is_forced(

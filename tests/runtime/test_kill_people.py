@@ -40,7 +40,7 @@ async def test_a_kill_after_every_durable_write(kind: str, at: int, tmp_path: Pa
 
 
 @pytest.mark.parametrize("kind", ["sqlite"])
-@pytest.mark.parametrize("at", range(3, WRITES, 5))
+@pytest.mark.parametrize("at", range(3, WRITES, 10))
 async def test_a_turn_with_tools_and_people_ends_whenever_its_process_was_killed(
     kind: str, at: int, tmp_path: Path
 ) -> None:

@@ -164,13 +164,13 @@ def profile(examples: int) -> Any:
     return settings(max_examples=examples, deadline=None, suppress_health_check=slow)
 
 
-@profile(15)
+@profile(10)
 @given(st.lists(STEPS, min_size=3, max_size=15))
 def test_stores_agree_on_payloads(steps: list[tuple[Any, ...]]) -> None:
     check(steps, ON_DISK)
 
 
-@profile(8)
+@profile(4)
 @given(st.lists(STEPS, min_size=3, max_size=15))
 def test_a_database_agrees_on_payloads(steps: list[tuple[Any, ...]]) -> None:
     check(steps, IN_POSTGRES)

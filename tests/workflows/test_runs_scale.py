@@ -144,7 +144,7 @@ async def test_a_judge_that_answers_nonsense_is_asked_once_more_and_then_fails(l
     process = await lab.process()
     result = await process.runs.run(flow(text), run_id=RUN)
     assert (result.status, result.code) == ("failed_resumable", "schema_invalid")
-    assert lab.witness.asked["Judge."] == 2
+    assert lab.witness.asked["Judge."] == 4  # one repair in the conversation, and a second one
     await process.end()
 
 
