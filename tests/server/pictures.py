@@ -6,22 +6,16 @@ With a folder, pictures of every page go there, or of those that are named after
 from __future__ import annotations
 
 import asyncio
-import shutil
 import sys
-from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
-
-import uvicorn
-from playwright.async_api import async_playwright
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from tests.server import scene
+from tests.server.browsers import staged
 
-from holdfast.server.access import Access, Principal
-from holdfast.server.app import create_app
-from holdfast.stores.memory.store import MemorySessionStore
+from holdfast.server.access import Principal
 
 FOLDER = Path(__file__).parents[2] / "docs" / "pictures"
 PAGES = {
@@ -46,43 +40,22 @@ PAGES = {
 
 async def taken(folder: Path, only: list[str]) -> None:
     """Take pictures of every page into a folder."""
-    found = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "chrome"))), None)
-    if found is None:
-        raise SystemExit("Chromium is missing; `make browser` installs Debian's package, as root")
-    async with AsyncExitStack() as stack:
-        runtime = await stack.enter_async_context(
-            await scene.opened(MemorySessionStore(), latency=0.05)
-        )
-        await scene.play(runtime)
-        access = Access()
-        config = uvicorn.Config("", port=0, log_level="error", timeout_graceful_shutdown=1)
-        listening = config.bind_socket()
-        host = f"127.0.0.1:{listening.getsockname()[1]}"
-        config.app = create_app(runtime, access=access, hosts=(host,))
-        server = uvicorn.Server(config)
-        serving = asyncio.create_task(server.serve(sockets=[listening]))
-        while not server.started:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
-        playwright = await stack.enter_async_context(async_playwright())
-        browser = await playwright.chromium.launch(executable_path=found, args=["--no-sandbox"])
+    async with staged(latency=0.05) as stage:
         for theme in ("light", "dark"):
-            context: Any = await browser.new_context(
+            context: Any = await stage.browser.new_context(
                 viewport={"width": 1280, "height": 800}, color_scheme=theme
             )
             page = await context.new_page()
-            link = access.link_code(Principal("owner"))
-            await page.goto(f"http://{host}/login?code={link}")
+            link = stage.access.link_code(Principal("owner"))
+            await page.goto(f"{stage.base}/login?code={link}")
             await page.wait_for_url("**/sessions")
             for name, path in PAGES.items():
                 if only and name not in only:
                     continue
-                await page.goto(f"http://{host}{path}")
+                await page.goto(f"{stage.base}{path}")
                 await page.wait_for_load_state("load")
                 await page.screenshot(path=str(folder / f"{name}-{theme}.png"))
             await context.close()
-        await browser.close()
-        server.should_exit = True
-        await serving
 
 
 if __name__ == "__main__":

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from playwright.async_api import async_playwright
-
 from holdfast.server.access import Principal
 
+from .browsers import chromium
 from .conftest import ASK, House, cell
 from .test_streams import served
 
@@ -20,11 +18,8 @@ EVIL = "</script><script>window.hit=1</script><img src=x onerror=window.hit=1>\u
 @asynccontextmanager
 async def browsing(house: House) -> AsyncIterator[tuple[Any, str, list[str]]]:
     """Sign a browser in; yield its page, the address and every request to another host."""
-    found = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "chrome"))), None)
-    assert found, "Chromium is missing; `make test` installs Debian's package, as root"
-    async with served(house) as client, async_playwright() as playwright:
+    async with served(house) as client, chromium() as browser:
         base = str(client.base_url).rstrip("/")
-        browser = await playwright.chromium.launch(executable_path=found, args=["--no-sandbox"])
         page = await browser.new_page()
         strayed: list[str] = []
         page.on(
@@ -34,7 +29,6 @@ async def browsing(house: House) -> AsyncIterator[tuple[Any, str, list[str]]]:
         await page.goto(f"{base}/login?code={house.access.link_code(Principal('owner'))}")
         await page.wait_for_url("**/sessions")
         yield page, base, strayed
-        await browser.close()
 
 
 async def test_hostile_text_does_not_execute_on_any_page(house: House) -> None:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-import shutil
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,14 +10,11 @@ from typing import Any
 import axe_playwright_python
 import pytest
 import pytest_asyncio
-import uvicorn
-from playwright.async_api import async_playwright
 
-from holdfast.server.access import Access, Principal
-from holdfast.server.app import create_app
-from holdfast.stores.memory.store import MemorySessionStore
+from holdfast.server.access import Principal
 
 from . import scene
+from .browsers import staged
 from .pictures import PAGES
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -48,36 +42,18 @@ class View:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def view() -> AsyncIterator[View]:
-    found = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "chrome"))), None)
-    assert found, "Chromium is missing; `make test` installs Debian's package, as root"
-    async with AsyncExitStack() as stack:
-        runtime = await stack.enter_async_context(await scene.opened(MemorySessionStore()))
-        await scene.play(runtime)
-        access = Access()
-        config = uvicorn.Config("", port=0, log_level="error", timeout_graceful_shutdown=1)
-        listening = config.bind_socket()
-        host = f"127.0.0.1:{listening.getsockname()[1]}"
-        config.app = create_app(runtime, access=access, hosts=(host,))
-        server = uvicorn.Server(config)
-        serving = asyncio.create_task(server.serve(sockets=[listening]))
-        while not server.started:  # noqa: ASYNC110
-            await asyncio.sleep(0)
-        playwright = await stack.enter_async_context(async_playwright())
-        browser = await playwright.chromium.launch(executable_path=found, args=["--no-sandbox"])
-        page = await browser.new_page(viewport={"width": 1280, "height": 800})
+    async with staged() as stage:
+        base = stage.base
+        page = await stage.browser.new_page(viewport={"width": 1280, "height": 800})
         page.set_default_timeout(15_000)
-        base = f"http://{host}"
         strayed: list[str] = []
         page.on(
             "request",
             lambda item: None if item.url.startswith((base, "data:")) else strayed.append(item.url),
         )
-        await page.goto(f"{base}/login?code={access.link_code(Principal('ana'))}")
+        await page.goto(f"{base}/login?code={stage.access.link_code(Principal('ana'))}")
         await page.wait_for_url("**/sessions")
-        yield View(runtime, browser, page, base, strayed)
-        await browser.close()
-        server.should_exit = True
-        await serving
+        yield View(stage.runtime, stage.browser, page, base, strayed)
 
 
 async def test_axe_finds_no_violation_on_any_page_in_light_and_dark(view: View) -> None:

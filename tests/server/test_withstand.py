@@ -22,6 +22,7 @@ from holdfast.core import facts
 from holdfast.core.messages import user
 from holdfast.runtime.transcript import message_slots
 
+from .browsers import chromium
 from .conftest import ASK, House, cell
 from .test_browser import browsing
 
@@ -124,6 +125,7 @@ async def _opens_quickly(house: House, events: int, seconds: float) -> None:
         assert strayed == []
 
 
+@pytest.mark.soak
 async def test_a_long_log_opens_quickly_with_a_bounded_page(house: House) -> None:
     await house.open(cell("FINAL(1)"))
     await _opens_quickly(house, 6_000, 15.0)  # on a busy machine
@@ -168,10 +170,7 @@ asyncio.run(main())
 async def test_a_server_killed_in_a_turn_goes_on_and_its_viewers_reconnect(
     tmp_path: Path,
 ) -> None:
-    import shutil
     import socket
-
-    from playwright.async_api import async_playwright
 
     from holdfast.server.access import Access, Principal
 
@@ -205,11 +204,7 @@ async def test_a_server_killed_in_a_turn_goes_on_and_its_viewers_reconnect(
         session = made.json()["session"]["id"]
         while not (tmp_path / "asked").exists():  # noqa: ASYNC110
             await asyncio.sleep(0.05)
-        chromium = shutil.which("chromium") or shutil.which("chromium-browser")
-        async with async_playwright() as playwright:
-            browser = await playwright.chromium.launch(
-                executable_path=chromium, args=["--no-sandbox"]
-            )
+        async with chromium() as browser:
             context = await browser.new_context()
             await context.add_cookies([{"name": "holdfast_session", "value": cookie, "url": base}])
             page = await context.new_page()
@@ -223,7 +218,6 @@ async def test_a_server_killed_in_a_turn_goes_on_and_its_viewers_reconnect(
             await page.wait_for_selector("#lost", state="hidden")
             await page.wait_for_selector(".answer:has-text('done')")
             assert page.url == f"{base}/s/{session}"
-            await browser.close()
     finally:
         process.kill()
         process.wait()

@@ -1,6 +1,7 @@
 """Runs for real: driven by a runtime, cut off at every append, taken up by another process."""
 
 import pytest
+from killing import GATE, INSIDE, ROBIN, SUB_RUN
 from lab import RUN, Lab, finished_by_another, run_once
 
 from holdfast.stores.memory.store import MemorySessionStore
@@ -52,27 +53,6 @@ nodes:
 BEST_EFFORT = FAN_OUT.replace("tool: work, inputs: {what: c}", "compute: broken").replace(
     "join: all", "join: best_effort"
 )
-ROBIN = """
-workflow: w
-loops: {again: 3}
-nodes:
-  pick: {router: round_robin, next: [a, b]}
-  a: {tool: work, inputs: {what: "a {{ loop.again.iteration }}"}, next: gate}
-  b: {tool: work, inputs: {what: "b {{ loop.again.iteration }}"}, next: gate}
-  gate:
-    compute: {n: 1}
-    next: [{to: pick, loop: again}, {to: done}]
-"""
-GATE = """
-workflow: w
-nodes:
-  a: {tool: work, inputs: {what: a}, next: ask}
-  ask:
-    human: Go on?
-    output: {answer: go | stop}
-    next: [{to: b, when: output.answer == "go"}, {to: fail}]
-  b: {tool: work, inputs: {what: b}, next: done}
-"""
 RETRY = """
 workflow: w
 nodes:
@@ -101,21 +81,6 @@ nodes:
   write: {agent: writer, prompt: Write., next: judge}
   judge: {agent: critic, prompt: "Judge {{ outputs.write }}", next: end}
   end: {done: {said: "{{ outputs.judge }}"}}
-"""
-SUB_RUN = """
-workflow: w
-nodes:
-  a: {tool: work, inputs: {what: a}, next: inner}
-  inner: {workflow: inside, inputs: {n: 3}, next: end}
-  end: {done: {inner: "{{ outputs.inner }}"}}
-"""
-INSIDE = """
-workflow: inside
-vars: {n: integer}
-nodes:
-  one: {tool: work, inputs: {what: "inner {{ vars.n }}"}, next: two}
-  two: {tool: work, inputs: {what: inner two}, next: end}
-  end: {done: {n: "{{ vars.n * 2 }}"}}
 """
 WAIT = """
 workflow: w
